@@ -183,9 +183,11 @@ class CollectiveMismatch(CollectiveError):
         )
         sites_text = ""
         if self.sites:
-            sites_text = " Called at: " + ", ".join(
-                f"rank {rank} {site}" for rank, site in sorted(self.sites.items())
-            ) + "."
+            sites_text = (
+                " Called at: "
+                + ", ".join(f"rank {rank} {site}" for rank, site in sorted(self.sites.items()))
+                + "."
+            )
         super().__init__(
             f"ranks disagree on {field}: {listed}.{sites_text} Make the same call on every rank.", context
         )
@@ -229,7 +231,9 @@ class RemoteError(CollectiveError):
         self.type_name = type_name
         self.remote_traceback = remote_traceback
         self.original = original
-        tail = f"\n--- traceback of rank {origin} ---\n{remote_traceback.rstrip()}" if remote_traceback else ""
+        tail = (
+            f"\n--- traceback of rank {origin} ---\n{remote_traceback.rstrip()}" if remote_traceback else ""
+        )
         super().__init__(f"failed on rank {origin} with {type_name}: {message}{tail}", context)
 
 

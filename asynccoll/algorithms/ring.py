@@ -1,0 +1,71 @@
+"""Ring allreduce and ring allgather. Knows chunk numbers and two neighbours, not dtypes, ops or links.
+
+Every rank sends to the rank on its right and receives from the rank on its left, all links at once::
+
+    reduce-scatter, size 4: chunk c starts at rank c + 1, gathers one operand a hop, is complete at rank c
+
+              rank 0      rank 1      rank 2      rank 3
+    hop 0     c3 ->       c0 ->       c1 ->       c2 ->        one operand each
+    hop 1     c2 ->       c3 ->       c0 ->       c1 ->        two
+    hop 2     c1 ->       c2 ->       c3 ->       c0 ->        three
+    holds     c0          c1          c2          c3           all four: `Finish`
+
+    allgather: the same walk with finished chunks, starting from what each rank holds
+
+A partial of chunk c is the block of ranks ``c + 1, c + 2, …`` taken cyclically, and a rank's own operand is
+the next one. So what comes in is always the left operand, and chunk c is folded from rank c + 1 on: the same
+on every rank, but not the same as a tree's. Each element is computed along one chain, never twice.
+
+A chunk sent as a partial comes back as a result only after it has gone round the whole ring, so its
+receiver has long consumed it when it is overwritten: no snapshot is needed.
+
+Communication steps: allreduce 2 (size - 1), allgather size - 1.
+
+Bytes on the wire: allreduce 2 n (size - 1) / size from each rank, which is the least possible; allgather:
+each rank passes on every block but its right neighbour's.
+
+P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations. Journal of
+Parallel and Distributed Computing 69 (2), 2009. doi:10.1016/j.jpdc.2008.09.002
+"""
+
+from __future__ import annotations
+
+from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send
+
+__all__ = ["allgather", "allreduce", "chunk"]
+
+
+def chunk(index: int, size: int, count: int) -> tuple[int, int]:
+    """Bounds ``(lo, hi)`` of chunk ``index``: ``count`` elements in ``size`` parts as by `numpy.array_split`."""
+    length, longer = divmod(count, size)
+    lo = index * length + min(index, longer)
+    return lo, lo + length + (index < longer)
+
+
+def allreduce(rank: int, size: int, count: int) -> Schedule:
+    """Steps of ``rank``: reduce-scatter, `Finish` of its own chunk, allgather. Empty chunks make no steps."""
+    left, right = (rank - 1) % size, (rank + 1) % size
+    for hop in range(size - 1):
+        lo, hi = chunk((rank - 1 - hop) % size, size, count)
+        if lo < hi:
+            yield Send(right, lo, hi)
+        lo, hi = chunk((rank - 2 - hop) % size, size, count)
+        if lo < hi:
+            yield Recv(left, lo, hi, combine="lower")
+    lo, hi = chunk(rank, size, count)
+    if lo < hi:
+        yield Finish(lo, hi)
+    for step in allgather(rank, size):
+        lo, hi = chunk(step.lo, size, count)
+        if lo < hi:
+            yield step._replace(lo=lo, hi=hi)
+
+
+def allgather(rank: int, size: int) -> Schedule:
+    """Steps of ``rank`` over block numbers, on the final plane: block i starts at rank i and ends everywhere."""
+    left, right = (rank - 1) % size, (rank + 1) % size
+    for hop in range(size - 1):
+        block = (rank - hop) % size
+        yield Send(right, block, block + 1, final=True)
+        block = (rank - hop - 1) % size
+        yield Recv(left, block, block + 1)

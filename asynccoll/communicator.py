@@ -1,0 +1,384 @@
+"""`Communicator`: the verbs, as plain functions that start an operation and return a `Work`. Knows no sockets and no frames."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from types import CodeType, TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from asynccoll import calls
+from asynccoll.engine.fingerprint import Fingerprint, digests
+from asynccoll.engine.operation import Operation
+from asynccoll.engine.programs.items import nothing
+from asynccoll.errors import NotInitialized
+from asynccoll.pump import Pump
+from asynccoll.work import Work
+
+__all__ = ["Communicator", "Options", "seconds"]
+
+_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def seconds(value: float | timedelta | None, name: str, default: float | None) -> float | None:
+    """A time limit in seconds; `ValueError` that names the argument if it is not a positive number."""
+    if value is None:
+        return default
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+        raise ValueError(f"{name}={value!r} is not a positive number of seconds")
+    return float(number)
+
+
+class Options(NamedTuple):
+    """What a communicator was opened with."""
+
+    timeout: float | None = 1800.0
+    """Seconds that an operation may take, unless the call says otherwise."""
+    algorithm: str = "auto"
+    """What ``algorithm="auto"`` stands for."""
+    table: Mapping[str, Any] | None = None
+    """Thresholds of the automatic choice."""
+    local_rank: int = 0
+    node_rank: int = 0
+
+
+class _Prepared(NamedTuple):
+    """A call whose arguments have been checked and whose value has been taken."""
+
+    call: calls.Call
+    limit: float | None
+    """Time limit in seconds."""
+    site: tuple[CodeType, int] | None
+    """Where the call was made."""
+    error: Exception | None = None
+    """Why it fails: an argument is wrong."""
+
+
+class Communicator:
+    """All ranks of a mesh, seen from one of them. Open it with `asynccoll.init` or `asynccoll.connect`.
+
+    Every verb is a plain function that starts its operation at the call and returns a `Work` to await. Operations of one
+    communicator are matched by the order of the calls: every rank makes the same calls in the same order, concurrently if it
+    likes. Use it from the event loop that opened it.
+    """
+
+    def __init__(self, pump: Pump, name: str = "world", options: Options = Options()) -> None:  # noqa: B008 (immutable)
+        self._pump = pump
+        self._loop = pump.loop
+        self._pid = os.getpid()
+        group = pump.engine.group()
+        self._place = calls.Place(group.rank, group.size, options.algorithm, options.table)
+        self._options = options
+        self._name = name
+        self._started = 0
+        self._on_close: list[Callable[[], None]] = []
+        """See `on_close`."""
+
+    # -- facts --------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the communicator, 0 to ``world_size - 1``."""
+        return self._place.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the communicator has."""
+        return self._place.size
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """World rank of each of the communicator's ranks."""
+        return self._pump.engine.group().members
+
+    @property
+    def name(self) -> str:
+        """Name of the communicator, as it stands in errors."""
+        return self._name
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks on its host."""
+        return self._options.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this rank's host, in the order of the hosts' lowest ranks."""
+        return self._options.node_rank
+
+    @property
+    def closed(self) -> bool:
+        """`close` has been called."""
+        return self._pump.closed
+
+    def __repr__(self) -> str:
+        state = " closed" if self.closed else ""
+        return f"<Communicator {self._name!r} rank {self.rank} of {self.world_size}{state}>"
+
+    def pending(self) -> list[str]:
+        """Operations under way on this rank, oldest first, as ``"allreduce #12"``."""
+        return [f"{op.fingerprint.verb} #{op.seq}" for op in self._pump.engine.pending()]
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start: ``operations`` (started here), ``pending``, ``bytes_sent``, ``bytes_received`` (with headers)."""
+        pump = self._pump
+        return {
+            "operations": self._started,
+            "pending": len(pump.engine.pending()),
+            "bytes_sent": pump.bytes_sent,
+            "bytes_received": pump.bytes_received,
+        }
+
+    # -- verbs --------------------------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        value: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Combine every rank's ``value`` with ``op``; each rank gets the whole result, the same bits everywhere.
+
+        Args:
+            value: an array (numpy, torch CPU tensor, `array.array`, typed `memoryview`, numpy scalar) of any layout, with equal
+                dtype and shape on all ranks; or any Python value that pickles. It is not changed; its content at the call counts.
+            op: ``"sum" "avg" "prod" "min" "max" "band" "bor" "bxor"``, a `ReduceOp`, or a function of two arguments, which
+                rank 0 applies as a strict left fold in rank order.
+            out: array of the same dtype and shape to put the result in; lent until the work is done.
+            timeout: seconds (or timedelta) until every rank raises `CollectiveTimeout`; the tightest of all ranks holds.
+            key: reserved.
+            name: compared across ranks, and shown in errors.
+            algorithm: ``"auto"``, ``"ring"``, ``"tree"`` or ``"doubling"``; the same on all ranks.
+
+        Returns:
+            A `Work` whose result is a new value of the caller's own type (or ``out``).
+
+        Raises (from the work):
+            CollectiveMismatch: the ranks' verbs, paths, ops, dtypes, shapes, names or algorithms differ.
+            CollectiveTimeout, PeerLost, CollectiveCancelled, RemoteError, CommunicatorClosed: see `asynccoll.errors`.
+            TypeError, ValueError: a wrong argument on this rank (the others get `RemoteError`); docs/numerics.md lists the dtypes.
+        """
+        return self._call(
+            "allreduce",
+            lambda: calls.allreduce(self._place, value, op, out, algorithm, name),
+            timeout,
+            key,
+        )
+
+    allreduce_async = allreduce
+
+    def allreduce_(
+        self,
+        array: Any,
+        op: Any = "sum",
+        *,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """`allreduce` in place: the result replaces the content of ``array``, which is lent until the work is done.
+
+        Strided views work; the elements between the strides stay as they are. After an error or a cancel the content is
+        unspecified, but no longer touched.
+
+        Raises (from the work, besides those of `allreduce`):
+            ValueError: the memory is read-only or overlaps itself (an expanded tensor).
+        """
+        return self._call(
+            "allreduce",
+            lambda: calls.allreduce_in_place(self._place, array, op, algorithm, name),
+            timeout,
+            key,
+        )
+
+    def allreduce_tree(
+        self,
+        tree: Any,
+        op: Any = "sum",
+        *,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Reduce a nested dict, list, tuple or dataclass of arrays as one operation.
+
+        Leaves are fused per dtype; the structure (containers, keys, dtypes, shapes) is compared across ranks. Python ``int`` and
+        ``float`` leaves travel as int64 and float64 and come back as Python numbers; ``None`` leaves stay None. The result has the
+        caller's own containers; its arrays are new.
+        """
+        return self._call(
+            "allreduce_tree",
+            lambda: calls.allreduce_tree(self._place, tree, op, algorithm, name),
+            timeout,
+            key,
+        )
+
+    def broadcast(
+        self,
+        value: Any = None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """The root's ``value`` on every rank: an array of any shape, or any Python value that pickles.
+
+        On the other ranks ``value`` may be None or an object (both are ignored), or an array, whose dtype and shape must then be
+        those of the root's; the result is of its type. ``out`` receives the array. No rank returns before every rank has called.
+        """
+        return self._call(
+            "broadcast",
+            lambda: calls.broadcast(self._place, value, root, out, algorithm, name),
+            timeout,
+            key,
+        )
+
+    def allgather(
+        self,
+        value: Any,
+        *,
+        out: Sequence[Any] | None = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[list[Any]]:
+        """Every rank's ``value``, as a list in rank order. Arrays must agree in dtype; their shapes may differ.
+
+        ``out``: a list of ``world_size`` arrays that receive the values.
+        """
+        return self._call(
+            "allgather",
+            lambda: calls.allgather(self._place, value, out, algorithm, name),
+            timeout,
+            key,
+        )
+
+    def barrier(
+        self,
+        *,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+    ) -> Work[None]:
+        """Wait until every rank has called it."""
+        return self._call("barrier", lambda: calls.barrier(self._place, name), timeout, key)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when this rank begins to close."""
+        self._on_close.append(callback)
+
+    # -- end ----------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Leave in good order; twice is silent. What is pending here fails with `CommunicatorClosed`, here and on the peers."""
+        await self._close("closed")
+
+    async def _close(self, cause: str) -> None:
+        for callback in self._on_close:
+            callback()
+        self._on_close.clear()
+        if self._pid != os.getpid():
+            return  # a forked child must not write to its parent's sockets
+        await self._pump.close(cause)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close("closed" if kind is None else f"failed with {kind.__name__}: {error}")
+
+    # -- how a call becomes an operation --------------------------------------------------------------------
+
+    def _call(
+        self,
+        verb: str,
+        prepare: Callable[[], calls.Call],
+        timeout: float | timedelta | None,
+        key: str | None,
+    ) -> Work[Any]:
+        """Number the call, whatever becomes of it: else the next call would match the peers' present one."""
+        self._usable()
+        return self._start(self._prepared(verb, prepare, timeout, key))
+
+    def _prepared(
+        self,
+        verb: str,
+        prepare: Callable[[], calls.Call],
+        timeout: float | timedelta | None,
+        key: str | None,
+    ) -> _Prepared:
+        """Check the arguments and take the snapshot of the value. Touches no engine."""
+        try:
+            limit = seconds(timeout, "timeout", self._options.timeout)
+            if key is not None:
+                raise ValueError(
+                    "key= is reserved for keyed operations, which this version does not have; leave it out"
+                )
+            return _Prepared(prepare(), limit, _call_site())
+        except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
+            return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
+
+    def _start(self, prepared: _Prepared) -> Work[Any]:
+        work: Work[Any] = Work(self._pump)
+        fingerprint, program, expected = prepared.call
+        op = Operation(
+            fingerprint,
+            digests(fingerprint),
+            program,
+            expected=expected,
+            timeout=prepared.limit,
+            site=prepared.site,
+            on_end=work.ended,
+        )
+        self._started += 1
+        if prepared.error is None:
+            work.start(op)
+        else:
+            work.refuse(op, prepared.error)
+        return work
+
+    def _usable(self) -> None:
+        """Raise, without taking a number, if no operation can be started from here."""
+        if self._pump.closed:
+            raise NotInitialized(
+                f"communicator {self._name!r} is closed; open a new one with asynccoll.init()"
+            )
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"communicator {self._name!r} belongs to process {self._pid}, and this is a fork of it (process {os.getpid()}); "
+                "call asynccoll.init() in the child, with ranks of its own"
+            )
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if loop is not self._loop:
+            raise RuntimeError(
+                f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
+                "Call from the loop that opened it, or use asynccoll.sync"
+            )
+
+
+def _call_site() -> tuple[CodeType, int]:
+    """Code and instruction of the caller outside this package: turned into text only if an error needs it."""
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti

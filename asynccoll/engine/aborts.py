@@ -1,0 +1,242 @@
+"""How operations end badly: cancel, local failure, mismatch, timeout. Knows ABORT bodies, not bytes.
+
+A cancel or a local failure is told to every member once and ends the operation there. A mismatch or a timeout opens an
+*inquest*: each member that takes part answers once to all, so that everyone raises with the same, complete answers; whoever
+has not answered after half a second is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from asynccoll.engine.fingerprint import first_difference
+from asynccoll.engine.group import Early, Group
+from asynccoll.engine.operation import Inquest, Operation
+from asynccoll.engine.wire import MAX_CONTROL, abort_frame
+from asynccoll.errors import (
+    CollectiveCancelled,
+    CollectiveError,
+    CollectiveMismatch,
+    CollectiveTimeout,
+    CommunicatorClosed,
+    ProtocolError,
+    RemoteError,
+)
+from asynccoll.objects import capture, restore
+
+if TYPE_CHECKING:
+    from asynccoll.engine.engine import Engine
+
+__all__ = ["Aborts", "Disagrees", "FoldFailed", "refusal"]
+
+PATIENCE: Final = 0.5
+"""Seconds to wait for answers in an inquest."""
+_REASONS: Final = frozenset({"cancel", "error", "closed", "mismatch", "timeout", "answer"})
+
+
+class FoldFailed(Exception):
+    """A user's reduce function raised: `RemoteError` on every rank, the one that ran it included."""
+
+    def __init__(self, original: Exception) -> None:
+        super().__init__(str(original))
+        self.original = original
+
+
+class Disagrees(Exception):
+    """What a peer sent does not fit this rank's call: the ranks compare their calls and raise `CollectiveMismatch`."""
+
+
+def refusal(error: BaseException) -> dict[str, Any]:
+    """ABORT body that carries ``error`` to the other ranks; without the original where that is too large."""
+    info = capture(error)
+    body = {"reason": "error", "error": info}
+    original = info.get("original")
+    if original is not None and len(original) > MAX_CONTROL // 2:
+        body["error"] = {**info, "original": None}
+    return body
+
+
+class Aborts:
+    """The endings of one engine's operations."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # -- endings ------------------------------------------------------------------------------------------
+
+    def end(self, op: Operation, error: BaseException) -> None:
+        """End ``op`` here with ``error``; its memory is free afterwards."""
+        self._engine.recall(op)
+        self._engine.finish(op, error)
+
+    def broadcast(self, op: Operation, body: Mapping[str, Any]) -> None:
+        """Tell every other member that ``op`` ends."""
+        self._engine.push(op, abort_frame(op.comm, op.seq, dict(body)))
+
+    def cancel(self, op: Operation) -> None:
+        """This rank's awaiter was cancelled."""
+        self.broadcast(op, {"reason": "cancel"})
+        self.end(op, CollectiveCancelled(op.rank, op.context(self._engine.now)))
+
+    def fail(self, op: Operation, error: Exception) -> None:
+        """The operation's program or reduction raised ``error`` on this rank."""
+        if isinstance(error, Disagrees):
+            self.disagree(op)
+            return
+        if isinstance(error, FoldFailed):
+            body = refusal(error.original)
+            self.broadcast(op, body)
+            self.end(op, self._remote(op, op.rank, body))
+            return
+        self.broadcast(op, refusal(error))
+        if isinstance(error, CollectiveError) and error.rank < 0:
+            error.op, error.seq, error.group, error.rank, error.elapsed = op.context(self._engine.now)
+        self.end(op, error)
+
+    # -- inquests -----------------------------------------------------------------------------------------
+
+    def disagree(self, op: Operation) -> None:
+        """A frame shows that a peer makes another call."""
+        if op.inquest is None:
+            self._open(op, "mismatch", 0.0)
+            self._answer(op)
+            self.consider(op)
+
+    def time_out(self, op: Operation) -> None:
+        """The deadline of ``op`` has passed."""
+        self._open(op, "timeout", op.limit or 0.0)
+        self._answer(op)
+        self.consider(op)
+
+    def late_arrival(self, op: Operation, early: Early) -> None:
+        """The call comes after the others have ended the operation."""
+        for rank, body in early.aborts:
+            reason = body.get("reason")
+            if reason == "mismatch":
+                if op.inquest is None:
+                    self._open(op, "mismatch", 0.0)
+                    self._answer(op)
+                op.inquest.answers[rank] = body  # type: ignore[union-attr]
+            elif reason == "timeout":
+                self.end(op, self._timeout(op, {op.rank}, body, " before the others gave up"))
+                return
+            else:
+                self.end(op, self._error_of(op, rank, body))
+                return
+        self.consider(op)
+
+    def consider(self, op: Operation) -> None:
+        """Conclude the inquest if every member that can answer has answered."""
+        inquest = op.inquest
+        if inquest is None or op.error is not None:
+            return
+        group = self._engine.group(op.comm)
+        for member, rank in group.index.items():
+            if rank in inquest.answers or member in group.left or member in group.lost:
+                continue
+            return
+        if inquest.reason == "mismatch" and any("absent" in answer for answer in inquest.answers.values()):
+            return  # a rank that has not called yet may do so within the time
+        self.conclude(op)
+
+    def conclude(self, op: Operation) -> None:
+        """Raise with the answers that are in."""
+        inquest = op.inquest
+        assert inquest is not None
+        if inquest.reason == "timeout":
+            present = {rank for rank, answer in inquest.answers.items() if "absent" not in answer}
+            missing = set(range(len(op.members))) - present
+            body = {"limit": inquest.limit}
+            self.end(op, self._timeout(op, missing, body, ""))
+            return
+        values = {rank: a["fields"] for rank, a in inquest.answers.items() if "fields" in a}
+        sites = {rank: a["site"] for rank, a in inquest.answers.items() if a.get("site")}
+        field, column = first_difference(values)
+        self.end(op, CollectiveMismatch(field, column, op.context(self._engine.now), sites=sites))
+
+    def _open(self, op: Operation, reason: str, limit: float) -> None:
+        """Take the memory back at once; the awaiter hears when the answers are in."""
+        engine = self._engine
+        op.inquest = Inquest(reason, engine.now + PATIENCE, limit)
+        engine.recall(op)
+        engine._expect(op.inquest.deadline)
+
+    def _answer(self, op: Operation) -> None:
+        """Tell every member what this rank called."""
+        inquest = op.inquest
+        assert inquest is not None
+        answer = op.answer()
+        inquest.answers[op.rank] = answer
+        self.broadcast(op, {"reason": inquest.reason, "limit": inquest.limit, **answer})
+
+    # -- frames -------------------------------------------------------------------------------------------
+
+    def received(
+        self, group: Group, peer: int, seq: int, op: Operation | None, body: Mapping[str, Any]
+    ) -> None:
+        """An ABORT from ``peer``."""
+        rank = group.index[peer]
+        reason = body.get("reason")
+        if reason not in _REASONS or (reason == "error" and not isinstance(body.get("error"), dict)):
+            raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r})")
+        if not isinstance(body.get("fields", {}), dict):
+            raise ProtocolError(f"rank {peer} sent malformed fields in an ABORT")
+        if op is None:
+            if seq >= group.next_seq:
+                if reason != "answer":
+                    group.early_of(seq).aborts.append((rank, body))
+                if reason in ("timeout", "mismatch"):
+                    self._reply(group, peer, seq, {"absent": True})
+            elif reason == "timeout":  # complete here, so this rank did take part
+                self._reply(group, peer, seq, {"present": True})
+            return
+        if reason in ("mismatch", "timeout"):
+            if op.inquest is None:
+                limit = body.get("limit")
+                self._open(op, reason, limit if isinstance(limit, float) else 0.0)
+                self._answer(op)
+            self._note(op, rank, body)
+        elif reason == "answer":
+            if op.inquest is not None:
+                self._note(op, rank, body)
+        else:
+            self.end(op, self._error_of(op, rank, body))
+
+    def _note(self, op: Operation, rank: int, body: Mapping[str, Any]) -> None:
+        assert op.inquest is not None
+        op.inquest.answers[rank] = body
+        self.consider(op)
+
+    def _reply(self, group: Group, peer: int, seq: int, body: dict[str, Any]) -> None:
+        self._engine.reply(peer, abort_frame(group.comm, seq, {"reason": "answer", **body}))
+
+    # -- errors from bodies -------------------------------------------------------------------------------
+
+    def _error_of(self, op: Operation, rank: int, body: Mapping[str, Any]) -> CollectiveError:
+        context = op.context(self._engine.now)
+        reason = body.get("reason")
+        if reason == "cancel":
+            return CollectiveCancelled(rank, context)
+        if reason == "closed":
+            return CommunicatorClosed(rank, context, cause=str(body.get("cause", "closed")))
+        return self._remote(op, rank, body)
+
+    def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:
+        type_name, message, trace, original = restore(body["error"])
+        return RemoteError(
+            rank,
+            type_name,
+            message,
+            op.context(self._engine.now),
+            remote_traceback=trace,
+            original=original,
+        )
+
+    def _timeout(
+        self, op: Operation, missing: set[int], body: Mapping[str, Any], note: str
+    ) -> CollectiveTimeout:
+        limit = body.get("limit")
+        return CollectiveTimeout(
+            missing, limit if isinstance(limit, float) else 0.0, op.context(self._engine.now), note=note
+        )

@@ -1,0 +1,606 @@
+"""The engine: operations in, frames out, for one rank of a mesh. Does no I/O, reads no clock, starts no thread.
+
+The driver's duties: write what `data_to_send` gives and report it with `sent`; read into `receive_into` and report it with
+`received`; call `handle_timer` at `next_deadline`; report a broken connection with `peer_lost`; after each of these flush the peers
+in `take_dirty` and handle `events`. Every entry that may look at time takes ``now`` in seconds on a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from asynccoll.algorithms.dissemination import partners
+from asynccoll.engine import wire
+from asynccoll.engine.aborts import Aborts, refusal
+from asynccoll.engine.group import Early, Group
+from asynccoll.engine.inbound import Inbound, Landing
+from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation, OutStream
+from asynccoll.engine.outbox import EAGER_CREDIT, Outbox
+from asynccoll.engine.transfers import RecvBytes, SendBytes
+from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
+
+__all__ = ["Engine", "Event", "PeerBroken"]
+
+WORLD: Final = 0
+"""Id of the communicator of all ranks."""
+UNLIMITED: Final = 1 << 62
+"""A grant for a stream whose bytes always have a place."""
+_COPY_LIMIT: Final = EAGER_STREAM
+"""Payloads up to this size are copied into their frame."""
+
+
+class PeerBroken(NamedTuple):
+    """The peer broke the protocol: the driver closes the connection to it."""
+
+    peer: int
+    error: ProtocolError
+
+
+Event: TypeAlias = Operation | PeerBroken
+
+
+class Engine:
+    """All communicators of one rank in a mesh of ``size`` ranks. See the module docstring for the driver's duties."""
+
+    def __init__(self, rank: int, size: int, name: str = "world") -> None:
+        self.rank = rank
+        """World rank."""
+        self.size = size
+        self.now = 0.0
+        """The latest time that the driver gave."""
+        self._groups: dict[int, Group] = {}
+        self._outboxes: dict[int, Outbox] = {peer: Outbox() for peer in range(size) if peer != rank}
+        self._inbounds: dict[int, Inbound] = {}
+        """Made at the first byte of a peer."""
+        self._dirty: dict[int, None] = {}
+        """Peers to flush, in the order in which they became so (a dict, so that the order is deterministic)."""
+        self._events: list[Event] = []
+        self._earliest: float | None = None
+        """A lower bound of all deadlines."""
+        self._aborts = Aborts(self)
+        self.add_group(WORLD, tuple(range(size)), name)
+
+    # -- what the communicator calls ----------------------------------------------------------------------
+
+    def add_group(self, comm: int, members: tuple[int, ...], name: str) -> Group:
+        """Make the communicator ``comm`` known. ``members``: group rank -> world rank; this rank is one of them."""
+        group = Group(comm, members, members.index(self.rank), name)
+        group.rounds = partners(group.rank, group.size)
+        self._groups[comm] = group
+        return group
+
+    def submit(self, op: Operation, now: float, comm: int = WORLD) -> None:
+        """Give ``op`` the next number of communicator ``comm`` and start it."""
+        self.now = now
+        group = self._number(op, comm, now)
+        error = self._unfit(group, op)
+        if error is not None:
+            self._aborts.end(op, error)
+            return
+        early = group.early.pop(op.seq, None)
+        group.active[op.seq] = op
+        if op.limit is not None:
+            op.deadline = now + op.limit
+            self._expect(op.deadline)
+        if early is not None and early.aborts:
+            self._return_credit(early)
+            self._aborts.late_arrival(op, early)
+            return
+        if op.rounds:
+            self._send_record(op)
+        if early is not None and not self._take_early(op, early):
+            return
+        if op.expected is not None:
+            for peer, nbytes in op.expected.items():
+                if nbytes > EAGER_STREAM:
+                    self._grant(op, op.members[peer], UNLIMITED)
+        self._advance(op)
+
+    def refuse(self, op: Operation, error: Exception, now: float, comm: int = WORLD) -> None:
+        """``op`` failed before it started (an argument is wrong): it takes its number, so that the ranks stay in step."""
+        self.now = now
+        group = self._number(op, comm, now)
+        early = group.early.pop(op.seq, None)
+        if early is not None:
+            self._return_credit(early)
+        self._aborts.broadcast(op, refusal(error))
+        self._aborts.end(op, error)
+
+    def _number(self, op: Operation, comm: int, now: float) -> Group:
+        group = self._groups[comm]
+        op.comm, op.seq = comm, group.next_seq
+        group.next_seq += 1
+        op.members, op.rank, op.group = group.members, group.rank, group.name
+        op.rounds, op.heard = group.rounds, 1 << group.rank
+        op.started = now
+        return group
+
+    def cancel(self, op: Operation, now: float) -> None:
+        """End ``op`` on every rank because its awaiter was cancelled. Its memory is free when this returns."""
+        self.now = now
+        if self._groups[op.comm].active.get(op.seq) is op:
+            self._aborts.cancel(op)
+
+    def close(self, cause: str, now: float) -> None:
+        """End what is pending and say goodbye to every peer. No operation may be submitted afterwards."""
+        self.now = now
+        for group in self._groups.values():
+            for op in list(group.active.values()):
+                self._aborts.broadcast(op, {"reason": "closed", "cause": cause})
+                self._aborts.end(op, CommunicatorClosed(group.rank, op.context(now), cause=cause))
+        numbers = {comm: group.next_seq for comm, group in self._groups.items()}
+        for peer, box in self._outboxes.items():
+            box.control.append(wire.goodbye_frame({"cause": cause[:1024], "next": numbers}))
+            self._dirty[peer] = None
+
+    def pending(self) -> list[Operation]:
+        """Operations under way, in the order of their communicators and numbers."""
+        return [op for group in self._groups.values() for op in group.active.values()]
+
+    def group(self, comm: int = WORLD) -> Group:
+        """State of one communicator."""
+        return self._groups[comm]
+
+    # -- what the driver calls ----------------------------------------------------------------------------
+
+    def receive_into(self, peer: int) -> memoryview:
+        """Memory for the next bytes from ``peer``: never empty; valid until the next call into the engine."""
+        inbound = self._inbounds.get(peer)
+        if inbound is None:
+            inbound = self._inbounds[peer] = Inbound(peer, self)
+        return inbound.target()
+
+    def received(self, peer: int, nbytes: int, now: float) -> None:
+        """``nbytes`` from ``peer`` were written to the memory that `receive_into` gave."""
+        self.now = now
+        try:
+            self._inbounds[peer].received(nbytes)
+        except ProtocolError as error:
+            self._broken(peer, error)
+
+    def data_to_send(self, peer: int) -> Sequence[memoryview | bytes]:
+        """Parts to write to ``peer`` next, in order; empty if there is nothing. The same until `sent` is called."""
+        return self._outboxes[peer].gather()
+
+    def sent(self, peer: int, nbytes: int) -> None:
+        """The first ``nbytes`` of `data_to_send` have been written."""
+        op = self._outboxes[peer].sent(nbytes)
+        if op is not None and op.finished:
+            self._complete(op)
+
+    def take_dirty(self) -> Sequence[int]:
+        """Peers for which there may be something new to write."""
+        if not self._dirty:
+            return ()
+        peers = tuple(self._dirty)
+        self._dirty.clear()
+        return peers
+
+    def events(self) -> list[Event]:
+        """What has ended since the last call: operations (with result or error) and peers that broke the protocol."""
+        events = self._events
+        if events:
+            self._events = []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """When to call `handle_timer`, or None. It may be earlier than anything that happens."""
+        return self._earliest
+
+    def handle_timer(self, now: float) -> None:
+        """Fail what is overdue at ``now``."""
+        self.now = now
+        self._earliest = None
+        for op in self.pending():
+            inquest = op.inquest
+            if inquest is not None:
+                if inquest.deadline <= now:
+                    self._aborts.conclude(op)
+                else:
+                    self._expect(inquest.deadline)
+            elif op.deadline is not None:
+                if op.deadline <= now:
+                    self._aborts.time_out(op)
+                else:
+                    self._expect(op.deadline)
+
+    def peer_lost(self, peer: int, reason: str, now: float) -> None:
+        """The connection to ``peer`` ended. Fails what needs it; nothing more is written to it or read from it."""
+        self.now = now
+        self._outboxes[peer].clear()
+        self._inbounds.pop(peer, None)
+        self._dirty.pop(peer, None)
+        for group in self._groups.values():
+            if peer not in group.index or peer in group.lost:
+                continue
+            left = peer in group.left
+            group.lost[peer] = reason
+            for op in list(group.active.values()):
+                error = self._unfit(group, op)
+                if error is not None:
+                    self._aborts.end(op, error)
+                elif left and op.inquest is not None:
+                    self._aborts.consider(op)
+
+    # -- bytes from a peer (FrameSink) --------------------------------------------------------------------
+
+    def data(
+        self, peer: int, flags: int, comm: int, seq: int, tag: int, payload: memoryview, owned: bool = False
+    ) -> None:
+        """A complete DATA frame."""
+        group = self._group_of(comm)
+        op = group.active.get(seq)
+        if op is None:
+            if seq >= group.next_seq:
+                self._keep_early(
+                    group, peer, flags, seq, tag, payload if owned else memoryview(bytes(payload))
+                )
+            elif flags:
+                self._owe(peer, len(payload))
+            return
+        if flags:
+            self._owe(peer, len(payload))
+        if tag != op.digests.tag:
+            self._aborts.disagree(op)
+        elif op.inquest is None:
+            stream = op.inputs.get(peer)
+            if stream is None:
+                stream = op.inputs[peer] = InStream()
+            try:
+                ready = op.deliver(stream, payload, owned=owned)
+            except Exception as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
+                self._aborts.fail(op, error)
+                return
+            if ready:
+                op.waiting = None
+                self._advance(op)
+
+    def place(self, peer: int, flags: int, comm: int, seq: int, tag: int, length: int) -> Landing:
+        """Memory for a bulk payload: the posted receive itself where that is possible."""
+        group = self._group_of(comm)
+        op = group.active.get(seq)
+        if op is not None and op.inquest is None and tag == op.digests.tag:
+            stream = op.inputs.get(peer)
+            if stream is not None and op.waiting is stream:
+                filled = stream.filled
+                if stream.into is not None and filled + length <= stream.total:
+                    return Landing(stream.into[filled : filled + length], op, stream)
+                if stream.fold is not None:
+                    return Landing(self._inbounds[peer].scratch(length))
+            return Landing(memoryview(bytearray(length)), owned=True)
+        if seq >= group.next_seq:
+            self._limit_early(group, peer, flags, length)
+            return Landing(memoryview(bytearray(length)), owned=True)
+        return Landing(self._inbounds[peer].scratch(length))
+
+    def landed(self, peer: int, flags: int, landing: Landing) -> None:
+        """The payload of a posted receive is in place."""
+        if flags:
+            self._owe(peer, len(landing.memory))
+        op, stream = landing.op, landing.stream
+        if op is None or stream is None or op.waiting is not stream:
+            return  # the operation has ended meanwhile
+        stream.filled += len(landing.memory)
+        if stream.complete():
+            op.waiting = None
+            self._advance(op)
+
+    def control(
+        self,
+        peer: int,
+        kind: int,
+        flags: int,
+        round_: int,
+        comm: int,
+        seq: int,
+        tag: int,
+        payload: memoryview,
+    ) -> None:
+        """A complete frame of a kind other than DATA."""
+        if kind == wire.CREDIT:
+            box = self._outboxes[peer]
+            box.credit += wire.parse_u64(payload)
+            if box.credit > EAGER_CREDIT:
+                raise ProtocolError(f"rank {peer} gave back more credit than it was owed")
+            return
+        if kind == wire.GOODBYE:
+            self._goodbye(peer, wire.control_payload(payload))
+            return
+        group = self._group_of(comm)
+        if peer not in group.index and group.members:
+            raise ProtocolError(f"rank {peer} is not in communicator {comm}")
+        op = group.active.get(seq)
+        if kind == wire.START:
+            if op is not None:
+                self._record(op, peer, round_, wire.parse_record(payload, group.size))
+            elif seq >= group.next_seq:
+                group.early_of(seq).records.append((peer, round_, bytes(payload)))
+        elif kind == wire.READY:
+            upto = wire.parse_u64(payload)
+            if op is not None:
+                self._granted(op, peer, upto)
+            elif seq >= group.next_seq:
+                group.early_of(seq).grants[peer] = upto
+        elif kind == wire.WANT:
+            if op is not None:
+                self._want(op, peer)
+            elif seq >= group.next_seq:
+                group.early_of(seq).wants.add(peer)
+        else:
+            self._aborts.received(group, peer, seq, op, wire.control_payload(payload))
+
+    # -- START round --------------------------------------------------------------------------------------
+
+    def _send_record(self, op: Operation) -> None:
+        if op.deadline is None:
+            remaining = wire.NO_DEADLINE
+        else:
+            remaining = min(max(0, int((op.deadline - self.now) * 1000)), wire.NO_DEADLINE - 1)
+        record = wire.Record(op.digests.strict, op.value_digest, remaining, op.heard)
+        peer = op.members[op.rounds[op.round][0]]
+        frame = wire.start_frame(op.round, op.comm, op.seq, op.digests.tag, record, len(op.members))
+        self._outboxes[peer].control.append(frame)
+        self._dirty[peer] = None
+
+    def _record(self, op: Operation, peer: int, round_: int, record: wire.Record) -> None:
+        """A record arrived: compare it, and pass the round on as far as it goes."""
+        if round_ >= len(op.rounds) or op.members[op.rounds[round_][1]] != peer:
+            raise ProtocolError(
+                f"rank {peer} sent a START record for round {round_}, which it has no part in"
+            )
+        if op.inquest is not None:
+            return
+        if record.strict != op.digests.strict:
+            self._aborts.disagree(op)
+            return
+        if record.value != op.value_digest:
+            if op.value_digest and record.value:
+                self._aborts.disagree(op)
+                return
+            op.value_digest = op.value_digest or record.value
+        if record.remaining_ms != wire.NO_DEADLINE:
+            deadline = self.now + record.remaining_ms / 1000
+            if op.deadline is None or deadline < op.deadline - 0.001:
+                op.deadline, op.limit = deadline, deadline - op.started
+                self._expect(deadline)
+        if round_ != op.round:
+            if op.early_records is None:
+                op.early_records = {}
+            op.early_records[round_] = record.heard
+            return
+        heard = record.heard
+        while True:
+            op.heard |= heard
+            op.round += 1
+            if op.round == len(op.rounds):
+                if op.finished:
+                    self._complete(op)
+                return
+            self._send_record(op)
+            if op.early_records is None or op.round not in op.early_records:
+                return
+            heard = op.early_records.pop(op.round)
+
+    # -- programs -----------------------------------------------------------------------------------------
+
+    def _advance(self, op: Operation) -> None:
+        """Run the program until it waits or returns."""
+        program = op.program
+        if program is None:
+            return
+        resume = program.__next__
+        try:
+            while True:
+                transfer = resume()
+                if type(transfer) is SendBytes:
+                    self._send(op, op.members[transfer.peer], transfer.data, transfer.snapshot)
+                    continue
+                peer = op.members[transfer.peer]
+                stream = op.inputs.get(peer)
+                if stream is None:
+                    stream = op.inputs[peer] = InStream()
+                total = len(transfer.into) if type(transfer) is RecvBytes else transfer.nbytes  # type: ignore[union-attr]
+                end = stream.consumed + total
+                if end > stream.granted or (
+                    stream.granted > EAGER_STREAM and end > stream.granted - WINDOW // 2
+                ):
+                    self._grant(op, peer, end + WINDOW)
+                if not stream.post(transfer):  # type: ignore[arg-type]
+                    op.waiting = stream
+                    return
+        except StopIteration as stop:
+            op.program = None
+            op.result = stop.value
+        except Exception as error:  # noqa: BLE001 (raised by the program: re-raised on every rank)
+            self._aborts.fail(op, error)
+            return
+        try:
+            op.check_drained()
+        except ProtocolError as error:
+            self._aborts.fail(op, error)
+            return
+        if op.finished:
+            self._complete(op)
+
+    def _complete(self, op: Operation) -> None:
+        del self._groups[op.comm].active[op.seq]
+        self._events.append(op)
+
+    def _send(self, op: Operation, peer: int, data: memoryview | bytes, snapshot: bool) -> None:
+        size = len(data)
+        if not size:
+            return
+        box = self._outboxes[peer]
+        stream = op.outputs.get(peer)
+        if stream is None:
+            stream = op.outputs[peer] = OutStream(op, peer)
+        self._dirty[peer] = None
+        if size <= _COPY_LIMIT and not stream.pending:
+            end = stream.offset + size
+            if end <= stream.granted:
+                flags = 0
+            elif end <= EAGER_STREAM and size <= box.credit:
+                box.credit -= size
+                flags = wire.EAGER
+            else:
+                flags = -1
+            if flags >= 0:
+                stream.offset = end
+                box.control.append(wire.data_header(flags, op.comm, op.seq, op.digests.tag, size) + data)
+                return
+        stream.pending.append(memoryview(bytes(data)) if snapshot else memoryview(data))
+        op.unsent += 1
+        box.queue(stream)
+
+    # -- grants and credit --------------------------------------------------------------------------------
+
+    def _grant(self, op: Operation, peer: int, upto: int) -> None:
+        stream = op.inputs.get(peer)
+        if stream is None:
+            stream = op.inputs[peer] = InStream()
+        if upto > stream.granted or stream.wanted:
+            stream.wanted = False
+            stream.granted = max(stream.granted, upto)
+            self._outboxes[peer].control.append(wire.ready_frame(op.comm, op.seq, stream.granted))
+            self._dirty[peer] = None
+
+    def _granted(self, op: Operation, peer: int, upto: int) -> None:
+        stream = op.outputs.get(peer)
+        if stream is None:
+            stream = op.outputs[peer] = OutStream(op, peer)
+        stream.granted = max(stream.granted, upto)
+        if stream.pending:
+            self._outboxes[peer].queue(stream)
+            self._dirty[peer] = None
+
+    def _want(self, op: Operation, peer: int) -> None:
+        stream = op.inputs.get(peer)
+        if stream is None:
+            stream = op.inputs[peer] = InStream()
+        stream.wanted = True
+        self._grant(op, peer, stream.consumed + stream.total + WINDOW)
+
+    def _owe(self, peer: int, nbytes: int) -> None:
+        if self._outboxes[peer].owe(nbytes):
+            self._dirty[peer] = None
+
+    # -- frames for operations that have not been called here ------------------------------------------------
+
+    def _group_of(self, comm: int) -> Group:
+        group = self._groups.get(comm)
+        if group is None:
+            raise ProtocolError(f"frame for communicator {comm}, which this rank does not know")
+        return group
+
+    def _limit_early(self, group: Group, peer: int, flags: int, length: int) -> None:
+        if not flags or group.early_bytes.get(peer, 0) + length > EAGER_CREDIT:
+            raise ProtocolError(
+                f"rank {peer} sent {length} bytes without credit for an operation not started here"
+            )
+
+    def _keep_early(
+        self, group: Group, peer: int, flags: int, seq: int, tag: int, payload: memoryview
+    ) -> None:
+        self._limit_early(group, peer, flags, len(payload))
+        early = group.early_of(seq)
+        if early.aborts:
+            self._owe(peer, len(payload))
+            return
+        group.early_bytes[peer] = group.early_bytes.get(peer, 0) + len(payload)
+        early.payload.append((peer, tag, payload))
+
+    def _return_credit(self, early: Early) -> None:
+        for peer, _, payload in early.payload:
+            early.group.early_bytes[peer] -= len(payload)
+            self._owe(peer, len(payload))
+
+    def _take_early(self, op: Operation, early: Early) -> bool:
+        """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""
+        self._return_credit(early)
+        for peer, upto in early.grants.items():
+            self._granted(op, peer, upto)
+        for peer, tag, payload in early.payload:
+            if tag != op.digests.tag:
+                self._aborts.disagree(op)
+                return False
+            op.inputs.setdefault(peer, InStream()).backlog.append(payload)
+        for peer in sorted(early.wants):
+            self._want(op, peer)
+        for peer, round_, record in early.records:
+            try:
+                self._record(op, peer, round_, wire.parse_record(memoryview(record), len(op.members)))
+            except ProtocolError as error:
+                self._broken(peer, error)
+            if op.inquest is not None or op.error is not None:
+                return False
+        return True
+
+    # -- peers that leave or break --------------------------------------------------------------------------
+
+    def _unfit(self, group: Group, op: Operation) -> Exception | None:
+        """Why ``op`` cannot complete, given who has died or left; None if it can."""
+        dead = [peer for peer in group.lost if peer not in group.left]
+        if dead:
+            ranks = [group.index[peer] for peer in dead]
+            return PeerLost(ranks, group.lost[dead[0]], op.context(self.now))
+        for peer, (number, cause) in group.left.items():
+            if op.seq >= number:
+                return CommunicatorClosed(group.index[peer], op.context(self.now), cause=cause)
+        return None
+
+    def _goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
+        numbers, cause = body.get("next"), body.get("cause")
+        if not isinstance(numbers, dict) or not isinstance(cause, str):
+            raise ProtocolError(f"rank {peer} sent a malformed goodbye")
+        for comm, group in self._groups.items():
+            if peer in group.index:
+                number = numbers.get(comm, 0)
+                if not isinstance(number, int):
+                    raise ProtocolError(f"rank {peer} sent a malformed goodbye")
+                group.left[peer] = (number, cause)
+                for op in list(group.active.values()):
+                    error = self._unfit(group, op)
+                    if error is not None:
+                        self._aborts.end(op, error)
+
+    def left(self, peer: int) -> bool:
+        """The peer has said goodbye."""
+        return peer in self._groups[WORLD].left
+
+    def _broken(self, peer: int, error: ProtocolError) -> None:
+        self._events.append(PeerBroken(peer, error))
+        self.peer_lost(peer, f"protocol error: {error}", self.now)
+
+    # -- shared with `Aborts` -------------------------------------------------------------------------------
+
+    def _expect(self, deadline: float) -> None:
+        if self._earliest is None or deadline < self._earliest:
+            self._earliest = deadline
+
+    def recall(self, op: Operation) -> None:
+        """Take back every reference to the caller's memory: what is queued, half written, or being read into."""
+        for peer in op.outputs:
+            self._outboxes[peer].recall(op)
+        for inbound in self._inbounds.values():
+            inbound.redirect(op)
+        op.release()
+
+    def push(self, op: Operation, frame: bytes) -> None:
+        """Send a control frame to every other live member of the operation's group."""
+        group = self._groups[op.comm]
+        for member in op.members:
+            if member != self.rank and member not in group.lost and member not in group.left:
+                self._outboxes[member].control.append(frame)
+                self._dirty[member] = None
+
+    def reply(self, peer: int, frame: bytes) -> None:
+        """Send a control frame to one peer."""
+        self._outboxes[peer].control.append(frame)
+        self._dirty[peer] = None
+
+    def finish(self, op: Operation, error: BaseException) -> None:
+        """Put an operation that ended by ``error`` among the events."""
+        op.error = error
+        self._groups[op.comm].active.pop(op.seq, None)
+        self._events.append(op)

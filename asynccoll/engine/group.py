@@ -1,0 +1,91 @@
+"""What the engine knows of one communicator: members, numbers, who has left, what came early. Knows no frames.
+
+A frame may arrive before this rank has made the matching call. It is kept in an `Early` record, which the eager credit bounds;
+an ABORT turns the record into a tombstone, so that the later call fails at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from asynccoll.engine.operation import Operation
+from asynccoll.errors import ProtocolError
+
+__all__ = ["Early", "Group"]
+
+_MAX_EARLY: Final = 1 << 16
+"""Operations that peers may be ahead of this rank: each costs some hundred bytes here."""
+
+
+class Early:
+    """What peers have sent for one operation that has not been called here."""
+
+    __slots__ = ("aborts", "grants", "group", "payload", "records", "wants")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.records: list[tuple[int, int, bytes]] = []
+        """START records: world rank, round, payload."""
+        self.payload: list[tuple[int, int, memoryview]] = []
+        """DATA: world rank, tag, payload. All of it is eager."""
+        self.grants: dict[int, int] = {}
+        """READY: world rank -> offset."""
+        self.wants: set[int] = set()
+        """World ranks that sent WANT."""
+        self.aborts: list[tuple[int, Mapping[str, Any]]] = []
+        """ABORT: group rank, body. Not empty: this is a tombstone."""
+
+
+class Group:
+    """One communicator on this rank."""
+
+    __slots__ = (
+        "active",
+        "comm",
+        "early",
+        "early_bytes",
+        "index",
+        "left",
+        "lost",
+        "members",
+        "name",
+        "next_seq",
+        "rank",
+        "rounds",
+        "size",
+    )
+
+    def __init__(self, comm: int, members: tuple[int, ...], rank: int, name: str) -> None:
+        self.comm = comm
+        self.members = members
+        """Group rank -> world rank."""
+        self.rank = rank
+        """Own group rank."""
+        self.size = len(members)
+        self.name = name
+        self.index = {world: group for group, world in enumerate(members)}
+        """World rank -> group rank."""
+        self.rounds: tuple[tuple[int, int], ...] = ()
+        """START graph of the group."""
+        self.next_seq = 0
+        """Number of the next call; every smaller number has been called here."""
+        self.active: dict[int, Operation] = {}
+        """Number -> operation under way."""
+        self.early: dict[int, Early] = {}
+        """Number -> what came for it; only numbers >= ``next_seq``."""
+        self.early_bytes: dict[int, int] = {}
+        """World rank -> payload bytes held in `early`."""
+        self.lost: dict[int, str] = {}
+        """World rank -> why its connection ended."""
+        self.left: dict[int, tuple[int, str]] = {}
+        """World rank -> (first number it did not take part in, cause), from its goodbye."""
+
+    def early_of(self, seq: int) -> Early:
+        """The record of early frames for number ``seq``."""
+        early = self.early.get(seq)
+        if early is None:
+            if len(self.early) >= _MAX_EARLY:
+                raise ProtocolError(f"peers are more than {_MAX_EARLY} operations ahead on {self.name!r}")
+            early = self.early[seq] = Early(self)
+        return early

@@ -1,0 +1,204 @@
+"""Programs that move whole values: broadcast, allgather, and the fold of Python objects. Know no frames and no links.
+
+A value travels as an *item*: a few bytes of ``meta`` that describe it, and its payload. Sizes need not be known beforehand:
+descriptions go first, with small payloads beside them, and large payloads follow straight into their final memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from asynccoll.algorithms import dissemination, registry
+from asynccoll.algorithms.steps import Send
+from asynccoll.algorithms.tree import family
+from asynccoll.engine.aborts import FoldFailed
+from asynccoll.engine.transfers import (
+    Program,
+    RecvBytes,
+    SendBytes,
+    recv_message,
+    send_message,
+)
+from asynccoll.errors import ProtocolError
+
+__all__ = ["Codec", "Item", "allgather", "broadcast", "fold_objects", "nothing"]
+
+INLINE: Final = 4096
+"""Payloads up to this many bytes travel beside their description."""
+_SEGMENT: Final = 1 << 18
+"""Bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
+_HEAD: Final = struct.Struct("<IQ")
+
+
+class Item(NamedTuple):
+    """One value on its way: how to rebuild it, and its bytes."""
+
+    meta: bytes
+    payload: memoryview
+
+
+class Codec(Protocol):
+    """How the caller of a program turns received items back into values."""
+
+    def keep(self, item: Item) -> None:
+        """This rank's own item is part of the result too."""
+
+    def place(self, rank: int, meta: bytes, nbytes: int) -> memoryview:
+        """Flat writable memory of ``nbytes`` for the payload from ``rank``. May raise to refuse it."""
+
+    def value(self, rank: int) -> Any:
+        """The value from ``rank``, once its memory is filled."""
+
+
+def _encode(meta: bytes, nbytes: int, payload: memoryview | None) -> bytes:
+    """A description, with the payload beside it where that is small."""
+    head = _HEAD.pack(len(meta), nbytes) + meta
+    return head + payload if payload is not None and nbytes <= INLINE else head
+
+
+class _Reader:
+    """Takes descriptions out of a received message."""
+
+    def __init__(self, message: bytes | bytearray) -> None:
+        self._view = memoryview(message)
+        self._pos = 0
+
+    def item(self) -> tuple[bytes, int, memoryview | None]:
+        """meta, payload size, and the payload if it travelled beside them."""
+        view, pos = self._view, self._pos
+        if len(view) - pos < _HEAD.size:
+            raise ProtocolError("a description is cut short")
+        meta_length, nbytes = _HEAD.unpack_from(view, pos)
+        pos += _HEAD.size
+        end = pos + meta_length
+        meta = bytes(view[pos:end])
+        payload: memoryview | None = None
+        if nbytes <= INLINE:
+            payload = view[end : end + nbytes]
+            end += nbytes
+        if end > len(view):
+            raise ProtocolError("a description is cut short")
+        self._pos = end
+        return meta, nbytes, payload
+
+
+def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) -> Program:
+    """Binomial tree from ``root``; ``item`` is the root's value there and None elsewhere.
+
+    Steps: ceil(log2 size), pipelined over segments of 256 KiB. Bytes on the wire per rank: the payload once for each of its
+    children, of which the root has ceil(log2 size).
+    """
+    parent, children = family(rank, size, root)
+    if parent is None:
+        assert item is not None
+        head = _encode(item.meta, len(item.payload), item.payload)
+        for child in children:
+            yield from send_message(child, head)
+        if len(item.payload) > INLINE:
+            for lo in range(0, len(item.payload), _SEGMENT):
+                for child in children:
+                    yield SendBytes(child, item.payload[lo : lo + _SEGMENT])
+        codec.keep(item)
+        return codec.value(root)
+
+    message = yield from recv_message(parent)
+    for child in children:
+        yield from send_message(child, memoryview(message))
+    meta, nbytes, payload = _Reader(message).item()
+    memory = codec.place(root, meta, nbytes)
+    if payload is not None:
+        memory[:] = payload
+    else:
+        for lo in range(0, nbytes, _SEGMENT):
+            part = memory[lo : lo + _SEGMENT]
+            yield RecvBytes(parent, part)
+            for child in children:
+                yield SendBytes(child, part)
+    return codec.value(root)
+
+
+def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[int], str]) -> Program:
+    """Everyone's items on every rank, in rank order.
+
+    Descriptions and small payloads go round in ceil(log2 size) steps; the large payloads follow by the algorithm that
+    ``choose(bytes of the largest)`` names: a pure function, so that all ranks choose alike.
+    Bytes on the wire per rank: the sum of all other ranks' payloads.
+    """
+    found: dict[int, tuple[bytes, int, memoryview | None]] = {
+        rank: (item.meta, len(item.payload), item.payload)
+    }
+    encoded = {rank: _encode(item.meta, len(item.payload), item.payload)}
+    for step in dissemination.allgather(rank, size):
+        blocks = range(step.lo, step.hi)  # type: ignore[union-attr]
+        if type(step) is Send:
+            yield from send_message(step.peer, b"".join(encoded[block] for block in blocks))
+        else:
+            reader = _Reader((yield from recv_message(step.peer)))  # type: ignore[union-attr]
+            for block in blocks:
+                meta, nbytes, payload = found[block] = reader.item()
+                encoded[block] = _encode(meta, nbytes, payload)
+
+    codec.keep(item)
+    memories = {rank: item.payload}
+    for block, (meta, nbytes, payload) in sorted(found.items()):
+        if block != rank:
+            memory = memories[block] = codec.place(block, meta, nbytes)
+            if payload is not None:
+                memory[:] = payload
+    largest = max(nbytes for _, nbytes, _ in found.values())
+    if largest > INLINE:
+        for step in registry.schedule("allgather", choose(largest))(rank, size):
+            for block in range(step.lo, step.hi):  # type: ignore[union-attr]
+                if found[block][1] <= INLINE:
+                    continue
+                if type(step) is Send:
+                    yield SendBytes(step.peer, memories[block])
+                else:
+                    yield RecvBytes(step.peer, memories[block])  # type: ignore[union-attr]
+    return [codec.value(block) for block in range(size)]
+
+
+def fold_objects(
+    payload: bytes,
+    rank: int,
+    size: int,
+    fold: Callable[[Any, Any], Any],
+    finish: Callable[[Any], Any],
+    loads: Callable[[bytes | bytearray | memoryview], Any],
+    dumps: Callable[[Any], bytes],
+) -> Program:
+    """Strict left fold in rank order at rank 0, whose ``fold`` is the only one that runs; the result goes to every rank.
+
+    Values travel pickled. Each rank, rank 0 too, gets a copy of its own. With one rank ``fold`` is not called.
+    """
+    if rank == 0:
+        total = loads(payload)
+        for peer in range(1, size):
+            value = loads((yield from recv_message(peer)))
+            total = _guarded(fold, total, value)
+        payload = dumps(_guarded(finish, total))
+    else:
+        yield from send_message(0, payload)
+    parent, children = family(rank, size, 0)
+    answer: bytes | bytearray = payload
+    if parent is not None:
+        answer = yield from recv_message(parent)
+    for child in children:
+        yield from send_message(child, memoryview(answer))
+    return loads(answer)
+
+
+def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's function; what it raises becomes `RemoteError` on every rank."""
+    try:
+        return function(*args)
+    except Exception as error:
+        raise FoldFailed(error) from error
+
+
+def nothing() -> Program:
+    """The barrier: no payload at all, since every operation's START round already waits for all ranks."""
+    yield from ()
+    return None

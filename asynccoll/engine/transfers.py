@@ -1,0 +1,64 @@
+"""What a program asks of the engine: bytes to a rank, bytes from a rank. Knows no frames, no dtypes and no schedules.
+
+A *program* is the per-rank body of one operation: a generator that yields transfers and returns the operation's result.
+Peers are ranks of the operation's group. A `SendBytes` never waits; a `RecvBytes` or `FoldBytes` resumes the program when all
+its bytes are there. The k-th byte sent to a peer is the k-th byte received from this rank: between two ranks an operation
+is one stream of bytes in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["FoldBytes", "Program", "RecvBytes", "SendBytes", "Transfer", "recv_message", "send_message"]
+
+
+class SendBytes(NamedTuple):
+    """Send ``data``. It is lent until it has left, at the latest when the operation ends, unless ``snapshot``."""
+
+    peer: int
+    data: memoryview | bytes
+    snapshot: bool = False
+
+
+class RecvBytes(NamedTuple):
+    """Fill ``into`` (a flat writable byte view), which belongs to the engine until the program resumes."""
+
+    peer: int
+    into: memoryview
+
+
+class FoldBytes(NamedTuple):
+    """Take ``nbytes`` in pieces: ``fold(offset, piece)`` per piece, in order, each whole elements (multiples of 16 bytes
+    from the start, except the last). ``piece`` is valid during the call only."""
+
+    peer: int
+    nbytes: int
+    fold: Callable[[int, memoryview], None]
+
+
+Transfer: TypeAlias = SendBytes | RecvBytes | FoldBytes
+Program: TypeAlias = Generator[Transfer, None, Any]
+Expected: TypeAlias = Mapping[int, int]
+"""Peer -> all bytes to come from it, for programs in which bytes of that peer always have a place once started."""
+
+
+def send_message(peer: int, payload: bytes | memoryview) -> Generator[Transfer, None, None]:
+    """Send ``payload`` with its length in front, so that the receiver need not know it."""
+    length = len(payload).to_bytes(8, "little")
+    if len(payload) <= 4096:  # one small frame is cheaper than two
+        yield SendBytes(peer, length + payload)
+    else:
+        yield SendBytes(peer, length)
+        yield SendBytes(peer, payload)
+
+
+def recv_message(peer: int) -> Generator[Transfer, None, bytearray]:
+    """Receive what `send_message` sent."""
+    head = bytearray(8)
+    yield RecvBytes(peer, memoryview(head))
+    payload = bytearray(int.from_bytes(head, "little"))
+    if payload:
+        yield RecvBytes(peer, memoryview(payload))
+    return payload

@@ -1,0 +1,172 @@
+"""Frames as bytes: the fixed header, START records, control payloads. Knows nothing of operations or credit.
+
+Every frame is a 24-byte little-endian header, then ``length`` bytes of payload::
+
+    0      1      2        4       8           16     20       24
+    +------+------+--------+-------+-----------+------+--------+
+    | kind | flag | round  | comm  |    seq    | tag  | length |
+    |  u8  |  u8  |  u16   |  u32  |    u64    | u32  |  u32   |
+    +------+------+--------+-------+-----------+------+--------+
+
+``comm`` and ``seq`` name the operation. ``tag`` is 32 bits of the sender's fingerprint of it, so that bytes of a disagreeing
+call are never taken for payload, whatever arrives first. ``docs/wire.md`` describes each kind.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+from asynccoll.errors import ProtocolError
+from asynccoll.objects import pack_control, unpack_control
+
+__all__ = [
+    "ABORT",
+    "CREDIT",
+    "DATA",
+    "EAGER",
+    "GOODBYE",
+    "HEADER",
+    "HEADER_SIZE",
+    "MAX_CONTROL",
+    "MAX_DATA",
+    "READY",
+    "START",
+    "WANT",
+    "Record",
+    "abort_frame",
+    "control_payload",
+    "credit_frame",
+    "data_header",
+    "goodbye_frame",
+    "parse_record",
+    "parse_u64",
+    "ready_frame",
+    "start_frame",
+    "want_frame",
+]
+
+DATA: Final = 1
+"""Payload of one operation."""
+START: Final = 2
+"""One record of an operation's START round."""
+READY: Final = 3
+"""The receiver of an operation's stream takes bytes up to this offset."""
+CREDIT: Final = 4
+"""Eager bytes were taken over by their operations: the sender may send as many again."""
+WANT: Final = 5
+"""The sender has no eager credit left for this operation: answer with READY once it is started."""
+ABORT: Final = 6
+"""The operation ends on every rank."""
+GOODBYE: Final = 7
+"""The sender closes in good order."""
+
+EAGER: Final = 1
+"""Flag of a DATA frame: its bytes count against the eager credit."""
+
+HEADER: Final = struct.Struct("<BBHIQII")
+HEADER_SIZE: Final = HEADER.size
+_RECORD: Final = struct.Struct("<QQI")
+_START: Final = struct.Struct("<BBHIQIIQQI")
+_READY: Final = struct.Struct("<BBHIQIIQ")
+_U64: Final = struct.Struct("<Q")
+
+MAX_DATA: Final = 1 << 20
+"""Largest payload of a DATA frame in bytes: what one slice of work may take at most (the loop is held < 10 ms)."""
+MAX_CONTROL: Final = 1 << 16
+"""Largest payload of any other frame in bytes."""
+NO_DEADLINE: Final = 0xFFFFFFFF
+"""Remaining milliseconds of a record when there is no deadline."""
+
+
+class Record(NamedTuple):
+    """What one rank knows of an operation when it passes the START round on."""
+
+    strict: int
+    """Digest of what must always agree: verb, op, root, requested algorithm, name (and path, where it must)."""
+    value: int
+    """Digest of dtype and shape; 0 is a wildcard."""
+    remaining_ms: int
+    """Smallest time remaining, in milliseconds (remaining time travels, never a clock reading)."""
+    heard: int
+    """Bitmap of the group ranks that this record stands for."""
+
+
+def data_header(flags: int, comm: int, seq: int, tag: int, length: int) -> bytes:
+    """Header of a DATA frame with ``length`` bytes to follow."""
+    return HEADER.pack(DATA, flags, 0, comm, seq, tag, length)
+
+
+def start_frame(round_: int, comm: int, seq: int, tag: int, record: Record, size: int) -> bytes:
+    """START frame of a group with ``size`` ranks."""
+    width = (size + 7) >> 3
+    return _START.pack(
+        START,
+        0,
+        round_,
+        comm,
+        seq,
+        tag,
+        _RECORD.size + width,
+        record.strict,
+        record.value,
+        record.remaining_ms,
+    ) + record.heard.to_bytes(width, "little")
+
+
+def parse_record(payload: memoryview, size: int) -> Record:
+    """The record in a START frame's payload; `ProtocolError` if it does not fit a group of ``size`` ranks."""
+    if len(payload) != _RECORD.size + ((size + 7) >> 3):
+        raise ProtocolError(f"START record of {len(payload)} bytes does not fit a group of {size} ranks")
+    strict, value, remaining = _RECORD.unpack_from(payload)
+    heard = int.from_bytes(payload[_RECORD.size :], "little")
+    if heard >> size:
+        raise ProtocolError(f"START record names ranks outside its group of {size}")
+    return Record(strict, value, remaining, heard)
+
+
+def ready_frame(comm: int, seq: int, upto: int) -> bytes:
+    """READY: bytes of this operation's stream below offset ``upto`` have a place."""
+    return _READY.pack(READY, 0, 0, comm, seq, 0, 8, upto)
+
+
+def want_frame(comm: int, seq: int) -> bytes:
+    """WANT: answer with READY as soon as the operation is started."""
+    return HEADER.pack(WANT, 0, 0, comm, seq, 0, 0)
+
+
+def credit_frame(nbytes: int) -> bytes:
+    """CREDIT: ``nbytes`` of eager credit are given back."""
+    return _READY.pack(CREDIT, 0, 0, 0, 0, 0, 8, nbytes)
+
+
+def parse_u64(payload: memoryview) -> int:
+    """The number in a READY or CREDIT frame."""
+    if len(payload) != 8:
+        raise ProtocolError(f"expected 8 bytes of payload, got {len(payload)}")
+    return int(_U64.unpack(payload)[0])
+
+
+def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:
+    """ABORT with a msgpack body of at most `MAX_CONTROL` bytes."""
+    return _packed(ABORT, comm, seq, body)
+
+
+def goodbye_frame(body: dict[str, Any]) -> bytes:
+    """GOODBYE with a msgpack body."""
+    return _packed(GOODBYE, 0, 0, body)
+
+
+def _packed(kind: int, comm: int, seq: int, body: dict[str, Any]) -> bytes:
+    payload = pack_control(body)
+    if len(payload) > MAX_CONTROL:
+        raise ValueError(f"control payload of {len(payload)} bytes is over the limit of {MAX_CONTROL}")
+    return HEADER.pack(kind, 0, 0, comm, seq, 0, len(payload)) + payload
+
+
+def control_payload(payload: memoryview) -> dict[str, Any]:
+    """The msgpack map in an ABORT or GOODBYE frame; anything else is a `ProtocolError`."""
+    body = unpack_control(payload, MAX_CONTROL)
+    if not isinstance(body, dict):
+        raise ProtocolError(f"control payload is a {type(body).__name__}, not a map")
+    return body

@@ -1,0 +1,264 @@
+"""Listens, lets callers prove themselves, hands over those that did. Knows strangers, not ranks' affairs.
+
+Whatever a stranger sends or withholds, he costs one socket and at most `asynccoll.net.handshake.LIMIT` bytes
+for at most `HANDSHAKE_TIMEOUT`; when too many wait at once, the one that has waited longest goes. (Refusing
+the newest instead would let silent strangers shut the ranks out.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+from asynccoll.errors import ProtocolError, RendezvousError
+from asynccoll.net import handshake
+from asynccoll.net.handshake import Answer, Hello
+from asynccoll.net.scope import TaskScope
+from asynccoll.net.sockets import Endpoint, peer_name, prepare, receive_exactly
+
+__all__ = ["HANDSHAKE_TIMEOUT", "Acceptor", "Strangers", "backlog", "listen", "shake"]
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for one handshake: two round trips, and a peer whose loop may be busy importing."""
+
+HALF_OPEN = 128
+"""Connections that may be half-way through a handshake at once, beyond one for each rank."""
+
+_ACCEPTS_PER_WAKE = 64
+"""So that a flood of callers does not hold the loop; the rest comes at the next wake."""
+
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RESOURCE_PAUSE = 0.1
+"""Seconds without accepting when descriptors or memory have run out: the listener stays readable, and would
+spin.
+"""
+
+_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about strangers."""
+
+_log = logging.getLogger("asynccoll")
+
+
+def backlog(size: int) -> int:
+    """Queue length to ask the kernel for: every rank may call twice at once. The kernel caps it
+    (somaxconn).
+    """
+    return min(4096, max(128, 2 * size))
+
+
+def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
+    """A listening socket at ``endpoint`` for a mesh of ``size`` ranks. OSError where that is not to be had.
+
+    ``reuse``: take a port over whose last connections are in TIME_WAIT (never one that is listened on). Not
+    for port 0, where it would let the kernel choose a port that others hold.
+    """
+    family, address = endpoint
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # On Windows the option means something else: two processes on one port.
+        if reuse and os.name == "posix":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(backlog(size))
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def shake(
+    sock: socket.socket, machine: handshake.Machine, timeout: float = HANDSHAKE_TIMEOUT
+) -> tuple[Hello, Answer]:
+    """Run one side of a handshake over ``sock``, which stays the caller's. TimeoutError after ``timeout``
+    seconds.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout):
+        step = next(machine)
+        while True:
+            if isinstance(step, int):
+                data = await receive_exactly(sock, step)
+            else:
+                await loop.sock_sendall(sock, step)
+                data = b""
+            try:
+                step = machine.send(data)
+            except StopIteration as end:
+                result: tuple[Hello, Answer] = end.value
+                return result
+
+
+class Strangers:
+    """Counts connections that were dropped; says so in the log, but not for each."""
+
+    def __init__(self, where: str) -> None:
+        # Who speaks, for the log: "rank 0 at 127.0.0.1:29500".
+        self._where = where
+        # Dropped so far, and of these the ones no log line has told of.
+        self.count = 0
+        self._untold = 0
+        # Loop time from which the next line may be written.
+        self._quiet_until = float("-inf")
+        # The last one that claimed to be a rank, else the last one, for error messages.
+        self.last = ""
+        self._last_was_rank = False
+
+    def dropped(self, peer: str, why: str, *, claims_rank: bool = False) -> None:
+        """A connection from ``peer`` was closed because of ``why``."""
+        self.count += 1
+        self._untold += 1
+        if claims_rank or not self._last_was_rank:
+            self.last = f"{peer}: {why}"
+            self._last_was_rank = claims_rank
+        if self._may_log():
+            more = f" ({self._untold} since the last such line)" if self._untold > 1 else ""
+            _log.warning("%s dropped a connection from %s: %s%s", self._where, peer, why, more)
+            self._untold = 0
+
+    def starved(self, error: OSError) -> None:
+        """The process cannot accept for now, for example because it has no descriptors left."""
+        if self._may_log():
+            _log.warning("%s cannot accept connections for now: %s", self._where, error.strerror)
+
+    def _may_log(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            return False
+        self._quiet_until = now + _LOG_INTERVAL
+        return True
+
+    def note(self) -> str:
+        """A sentence for an error message, empty where nobody was dropped."""
+        if not self.count:
+            return ""
+        plural = "1 connection was" if self.count == 1 else f"{self.count} connections were"
+        return f" {plural} dropped meanwhile, for example from {self.last}."
+
+
+class Acceptor:
+    """Accepts on one listener from `start` to `stop`.
+
+    ``judge`` decides on each HELLO whose sender has proved itself; ``arrived`` then takes the socket over.
+    Both are called in the loop, without an await between them. The listener stays the caller's.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        size: int,
+        judge: Callable[[Hello], Answer],
+        arrived: Callable[[Hello, socket.socket], None],
+        strangers: Strangers,
+        *,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._judge = judge
+        self._arrived = arrived
+        self._strangers = strangers
+        # Handshakes under way, oldest first. A connection is in here until `arrived` has it or it is closed.
+        self._half_open: dict[asyncio.Task[None], socket.socket] = {}
+        self._limit = HALF_OPEN + size
+        self._scope = TaskScope(on_error)
+        # The pending end of a pause in accepting, if any.
+        self._resume: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to accept. ``add_reader`` rather than ``sock_accept``, whose cancellation can lose an
+        accepted socket.
+        """
+        self._resume = None
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    async def stop(self) -> None:
+        """Stop accepting and drop everybody who has not got through."""
+        if self._resume is not None:
+            self._resume.cancel()
+        asyncio.get_running_loop().remove_reader(self._listener)
+        await self._scope.stop()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_WAKE):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_RESOURCES:
+                    self._pause(error)
+                    return
+                continue  # the caller was gone before we came (ECONNABORTED and the like)
+            self._greet(sock)
+
+    def _pause(self, error: OSError) -> None:
+        """Nothing left to accept with: let the oldest go and come back in a moment."""
+        self._strangers.starved(error)
+        self._drop_oldest()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._resume = loop.call_later(_RESOURCE_PAUSE, self.start)
+
+    def _drop_oldest(self) -> None:
+        for task, sock in self._half_open.items():
+            if not task.cancelling():
+                self._strangers.dropped(
+                    peer_name(sock), "too many unfinished handshakes, and it had the oldest"
+                )
+                task.cancel()
+                return
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            prepare(sock)
+        except OSError:
+            sock.close()  # reset before we looked
+            return
+        task = self._scope.start(self._shake(sock))
+        self._half_open[task] = sock
+        task.add_done_callback(self._ended)
+        if len(self._half_open) > self._limit:
+            self._drop_oldest()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Close what was not handed over. Here, because a task cancelled before its first step runs no
+        ``finally``.
+        """
+        sock = self._half_open.pop(task, None)
+        if sock is not None:
+            sock.close()
+
+    async def _shake(self, sock: socket.socket) -> None:
+        peer = peer_name(sock)
+        machine = handshake.accept(self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge)
+        try:
+            hello, _ = await shake(sock, machine)
+        except TimeoutError:
+            self._strangers.dropped(peer, f"no handshake within {HANDSHAKE_TIMEOUT:g} s")
+        except handshake.BadProof as error:
+            self._strangers.dropped(peer, str(error), claims_rank=True)
+        except (RendezvousError, ProtocolError) as error:
+            self._strangers.dropped(
+                peer,
+                str(error),
+                claims_rank=isinstance(error, handshake.Refused | handshake.VersionMismatch),
+            )
+        except OSError as error:
+            self._strangers.dropped(peer, error.strerror or str(error))
+        else:
+            self._hand_over(hello, sock)
+
+    def _hand_over(self, hello: Hello, sock: socket.socket) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._half_open.pop(task, None)
+        self._arrived(hello, sock)

@@ -1,0 +1,158 @@
+"""The TCP driver: one non-blocking socket per peer, pumped by the event loop. Knows bytes, not frames.
+
+The driver owns the descriptors (``add_reader``/``add_writer``, ``recv_into``, ``sendmsg``) instead of using transports, so that
+bytes land in the caller's memory and that memory can be taken back at once when an operation is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from asynccoll.engine.engine import Engine
+from asynccoll.pump import Pump
+
+__all__ = ["NetDriver"]
+
+SLICE: Final = 1 << 20
+"""Bytes read from or written to one peer before the loop gets its turn: holds the loop for about a millisecond."""
+LINGER: Final = 1.0
+"""Seconds that `NetDriver.close` waits for peers to take the last bytes and to close their side."""
+
+
+class NetDriver(Pump):
+    """Drives one engine over connected sockets. Takes the sockets over and closes them."""
+
+    def __init__(
+        self, engine: Engine, loop: asyncio.AbstractEventLoop, sockets: Mapping[int, socket.socket]
+    ) -> None:
+        super().__init__(engine, loop)
+        self._sockets = dict(sockets)
+        """Peer -> socket, while it is open."""
+        self._blocked: set[int] = set()
+        """Peers whose socket takes no more at the moment: a writer callback is registered."""
+        self._mute: set[int] = set()
+        """Peers to which writing failed. That is no verdict: what they sent before is still read, up to the end."""
+        self._changed: asyncio.Event | None = None
+        """Set while closing, whenever a socket has been drained or closed."""
+        for peer, sock in self._sockets.items():
+            loop.add_reader(sock.fileno(), self._readable, peer, sock)
+
+    def _readable(self, peer: int, sock: socket.socket) -> None:
+        engine = self.engine
+        left = SLICE
+        self.busy = True
+        try:
+            while left > 0:
+                memory = engine.receive_into(peer)
+                room = len(memory)
+                got = sock.recv_into(memory)
+                if not got:
+                    self._ended(peer, "connection closed without goodbye")
+                    break
+                self.bytes_received += got
+                engine.received(peer, got, self.loop.time())
+                if got < room or peer not in self._sockets:
+                    break
+                left -= got
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._ended(peer, f"connection broken: {error.strerror or error}")
+        finally:
+            self.busy = False
+        self.flush()
+
+    def write(self, peer: int) -> None:
+        """See `Pump.write`: at most `SLICE` bytes at a time."""
+        if peer in self._blocked:
+            return
+        sock = self._sockets.get(peer)
+        engine = self.engine
+        left = SLICE
+        while parts := engine.data_to_send(peer):
+            if sock is None or peer in self._mute:
+                engine.sent(peer, sum(map(len, parts)))
+                continue
+            try:
+                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                self._block(peer, sock)
+                return
+            except OSError:
+                self._mute.add(peer)
+                continue
+            self.bytes_sent += sent
+            engine.sent(peer, sent)
+            left -= sent
+            if left <= 0:
+                self._block(peer, sock)
+                return
+
+    def _block(self, peer: int, sock: socket.socket) -> None:
+        self._blocked.add(peer)
+        self.loop.add_writer(sock.fileno(), self._writable, peer, sock)
+
+    def _writable(self, peer: int, sock: socket.socket) -> None:
+        self._blocked.discard(peer)
+        self.write(peer)
+        if peer not in self._blocked:
+            self.loop.remove_writer(sock.fileno())
+            if self._changed is not None:
+                self._changed.set()
+        self.flush()
+
+    def _ended(self, peer: int, reason: str) -> None:
+        """The peer's bytes are at an end: nothing more can come from it."""
+        self.drop(peer)
+        if self.engine.left(peer):
+            reason = "left"
+        self.engine.peer_lost(peer, reason, self.loop.time())
+
+    def drop(self, peer: int) -> None:
+        """See `Pump.drop`."""
+        sock = self._sockets.pop(peer, None)
+        if sock is None:
+            return
+        self.loop.remove_reader(sock.fileno())
+        if peer in self._blocked:
+            self._blocked.discard(peer)
+            self.loop.remove_writer(sock.fileno())
+        sock.close()
+        if self._changed is not None:
+            self._changed.set()
+
+    async def close(self, cause: str) -> None:
+        """See `Pump.close`. Reads to the end before closing, since unread bytes would turn our goodbye into a reset."""
+        if self.closed:
+            return
+        self.closed = True
+        self._changed = asyncio.Event()
+        self.engine.close(cause, self.loop.time())
+        self.flush()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER):
+                    await self._drain()
+        finally:
+            self.stop_timer()
+            for peer in list(self._sockets):
+                self.drop(peer)
+
+    async def _drain(self) -> None:
+        assert self._changed is not None
+        open_ended = set(self._sockets)
+        while self._sockets:
+            for peer in list(open_ended):
+                if peer not in self._sockets:
+                    open_ended.discard(peer)
+                elif peer not in self._blocked:
+                    open_ended.discard(peer)
+                    with contextlib.suppress(OSError):  # the peer may have closed first
+                        self._sockets[peer].shutdown(socket.SHUT_WR)
+            self._changed.clear()
+            if self._sockets:
+                await self._changed.wait()

@@ -1,0 +1,132 @@
+"""Plain TCP sockets under any event loop: making, reading exactly, naming. Knows no protocol.
+
+Every socket here is non-blocking and ours: it is driven by the loop's ``sock_*`` methods, never by a
+transport, so that whoever owns it next finds no reader registered and no byte taken that was not asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any, TypeAlias
+
+__all__ = [
+    "Endpoint",
+    "close_all",
+    "format_address",
+    "host_identity",
+    "peer_name",
+    "prepare",
+    "reason",
+    "receive_exactly",
+    "reset_by_peer",
+    "resolve",
+]
+
+Endpoint: TypeAlias = "tuple[socket.AddressFamily, tuple[Any, ...]]"
+"""Address family and socket address, as ``socket.connect`` and ``socket.bind`` take them."""
+
+
+def prepare(sock: socket.socket) -> socket.socket:
+    """Make a stream socket non-blocking and send small frames at once (Nagle's delay would cost 40 ms a
+    frame).
+    """
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+async def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """The next ``count`` bytes and not one more. ConnectionError if the peer closes before."""
+    loop = asyncio.get_running_loop()
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    got = 0
+    while got < count:
+        n = await loop.sock_recv_into(sock, view[got:])
+        if n == 0:
+            raise ConnectionResetError(
+                errno.ECONNRESET, f"the peer closed the connection after {got} of {count} bytes"
+            )
+        got += n
+    return bytes(buffer)
+
+
+def reset_by_peer(sock: socket.socket) -> bool:
+    """Whether the peer has closed or reset the connection and left nothing to read. Takes no byte."""
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def close_all(*sockets: socket.socket | None) -> None:
+    """Close every socket given."""
+    for sock in sockets:
+        if sock is not None:
+            sock.close()
+
+
+def format_address(host: str, port: int) -> str:
+    """``host:port``, IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def peer_name(sock: socket.socket) -> str:
+    """``host:port`` of the other end, for messages."""
+    try:
+        host, port, *_ = sock.getpeername()
+    except OSError:
+        return "an address unknown (already gone)"
+    return format_address(host, port)
+
+
+def reason(error: Exception) -> str:
+    """What the system says, in its own words and number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} (errno {error.errno})"
+    return str(error) or "timed out"
+
+
+async def resolve(host: str, port: int) -> list[Endpoint]:
+    """Where ``host`` is, best first. OSError (``socket.gaierror``) if the name does not resolve.
+
+    Addresses and ``localhost`` are answered at once. Other names go through the loop's resolver, which
+    asyncio runs in a thread.
+    """
+    if host.lower().rstrip(".") == "localhost":
+        # RFC 6761, section 6.3: always loopback. The same order on every rank, whatever /etc/hosts says.
+        return [(socket.AF_INET, ("127.0.0.1", port)), (socket.AF_INET6, ("::1", port, 0, 0))]
+    kind, flags = socket.SOCK_STREAM, 0
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=kind)
+    else:
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(host, port, type=kind, flags=flags)
+    # dict: some resolvers list an address once for each line of /etc/hosts that has it.
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def host_identity() -> str:
+    """A text that two processes share exactly if they share a kernel and its loopback interface.
+
+    Readable host name first, then a digest: containers of one machine often share a boot id but not a
+    network, and hosts made from one image often share a name.
+    """
+    name = socket.gethostname()
+    facts = [name]
+    try:
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        facts.append(os.readlink("/proc/self/ns/net"))
+    except OSError:
+        pass  # not Linux, or /proc is hidden: the name has to do
+    return f"{name}/{hashlib.sha256('|'.join(facts).encode()).hexdigest()[:16]}"

@@ -1,0 +1,190 @@
+"""Python values and control records as bytes, and failures in a form that travels. Knows no peers or frames.
+
+Three encodings, from the most to the least trusting. `loads` unpickles: only bytes of an authenticated peer may
+reach it, and none where the communicator is ``safe``. `restore` unpickles an exception under the same rule, and
+never fails. `unpack_control` is msgpack with limits, for bytes from anybody.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, TypeAlias
+
+import msgpack
+
+from asynccoll.errors import ProtocolError
+
+__all__ = ["Buffer", "capture", "dumps", "loads", "pack_control", "restore", "unpack_control"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# Protocol 5 (Python 3.8) is read by every Python that asynccoll supports; the newest might not be.
+_PROTOCOL = 5
+
+# A failure travels in a control frame to every rank, so its parts are bounded. 16 KiB of traceback are about 150
+# frames; the innermost come last and are kept. An exception of more than 64 KiB carries data, not a description.
+_TEXT_LIMIT = 16 * 1024
+_ORIGINAL_LIMIT = 64 * 1024
+
+# msgpack allocates the elements that an array's header claims before it reads them, 8 bytes each, and headers
+# nest: 1 KiB of them claims 3 MiB, 4 KiB 32 MiB. Longer records are therefore walked once without allocating.
+_UNWALKED = 1024
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value: a snapshot of it at the time of the call.
+
+    Plain pickle where it can, cloudpickle (lambdas, local functions and classes) where pickle refuses.
+
+    Raises:
+        TypeError: neither can. Names the value's type; the cause is the pickler's own error.
+    """
+    try:
+        return pickle.dumps(value, _PROTOCOL)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 (__reduce__ is the user's code and may raise anything; cloudpickle decides)
+        import cloudpickle
+
+        try:
+            packed: bytes = cloudpickle.dumps(value, _PROTOCOL)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise TypeError(
+                f"cannot pickle this value of type {_qualified_name(type(value))} ({type(error).__name__}: "
+                f"{_text(error)}). Send something that pickles: data without sockets, locks, generators or files."
+            ) from error
+        return packed
+
+
+def loads(data: Buffer) -> Any:
+    """Rebuild a value from `dumps`. Raises whatever its unpickling raises.
+
+    Unpickling runs code of the sender's choice: never call this on bytes of an unauthenticated peer.
+    """
+    return pickle.loads(data)
+
+
+def pack_control(record: Any) -> bytes:
+    """Encode a control record: None, bool, int, float, str, bytes, and lists and dicts of these (tuples too).
+
+    Raises:
+        TypeError: the record holds anything else.
+        ValueError: it is nested too deeply, or holds an integer of more than 64 bits.
+    """
+    try:
+        packed: bytes = msgpack.packb(record, use_bin_type=True)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    return packed
+
+
+def unpack_control(data: Buffer, limit: int) -> Any:
+    """Decode a control record from anybody: at most ``limit`` bytes, nothing that is not plain data.
+
+    Tuples come back as lists. Memory used is bounded by the data's own length.
+
+    Raises:
+        ProtocolError: longer than ``limit``, or not one well-formed record.
+    """
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if size > limit:
+        raise ProtocolError(f"control record of {size} bytes, at most {limit} are allowed")
+    try:
+        if size > _UNWALKED:
+            walker = msgpack.Unpacker(max_buffer_size=size)
+            walker.feed(data)
+            walker.skip()
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,  # maps by rank have integer keys
+            ext_hook=_refuse_extension,
+            max_str_len=size,
+            max_bin_len=size,
+            max_ext_len=0,
+            max_array_len=size,
+            max_map_len=size,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"malformed control record ({type(error).__name__}: {error})") from error
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code}")
+
+
+def capture(error: BaseException) -> dict[str, Any]:
+    """An exception as a plain record that `pack_control` takes: about 100 KiB at most.
+
+    Keys: ``type`` (qualified name), ``message``, ``traceback`` (text, its innermost part if it is long) and
+    ``pickle``, the exception itself, or None where it cannot be pickled *and rebuilt* or is large.
+    """
+    return {
+        "type": _qualified_name(type(error)),
+        "message": _encodable(_text(error)[:_TEXT_LIMIT]),
+        "traceback": _encodable(_tail("".join(traceback.format_exception(error)))),
+        "pickle": _pickled(error),
+    }
+
+
+def restore(info: Any, safe: bool = False) -> tuple[str, str, str, BaseException | None]:
+    """Type name, message, traceback and, where it can be rebuilt here, the exception itself, from `capture`.
+
+    Args:
+        info: the record, as `unpack_control` returned it.
+        safe: never unpickle: the exception itself is None.
+
+    Raises:
+        ProtocolError: not such a record.
+    """
+    match info:
+        case {
+            "type": str(kind),
+            "message": str(message),
+            "traceback": str(trace),
+            "pickle": bytes() | None as packed,
+        }:
+            return kind, message, trace, None if safe or packed is None else _rebuilt(packed)
+    raise ProtocolError("malformed failure record: not a map, or a part is missing or of the wrong type")
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        packed = dumps(error)
+    except TypeError:
+        return None
+    # An exception whose __init__ takes other arguments than .args pickles well and fails only on the way back.
+    return packed if len(packed) <= _ORIGINAL_LIMIT and _rebuilt(packed) is not None else None
+
+
+def _rebuilt(packed: bytes) -> BaseException | None:
+    try:
+        error = loads(packed)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 (the user's code may raise anything; the other parts describe the failure)
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 (a broken __str__ must not hide the failure it belongs to)
+        return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def _encodable(text: str) -> str:
+    # Names of files may hold lone surrogates (PEP 383), which msgpack refuses.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _tail(text: str) -> str:
+    return text if len(text) <= _TEXT_LIMIT else "..." + text[3 - _TEXT_LIMIT :]
+
+
+def _qualified_name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"

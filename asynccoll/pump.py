@@ -1,0 +1,115 @@
+"""What every driver does alike: flush dirty peers, hand out events, keep one timer. Knows a loop, but no sockets.
+
+A driver owns one engine, moves its bytes over some links, and reports what became of them. Two exist: `asynccoll.net.driver`
+(TCP sockets) and `asynccoll.sim.driver` (an in-memory network, with a virtual clock if the loop has one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from asynccoll.engine.engine import Engine, PeerBroken
+from asynccoll.engine.operation import Operation
+
+__all__ = ["Pump"]
+
+
+class Pump(ABC):
+    """Base of the drivers. All calls come from the thread of ``loop``."""
+
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine = engine
+        self.loop = loop
+        self.bytes_sent = 0
+        """Bytes handed to the links since the start, headers included."""
+        self.bytes_received = 0
+        self.closed = False
+        """`close` was called: no operation is accepted."""
+        self.busy = False
+        """The engine is running: a reduce function that starts an operation would re-enter it."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+
+    # -- for the communicator -----------------------------------------------------------------------------
+
+    def submit(self, op: Operation) -> None:
+        """Number ``op`` and start it."""
+        self._enter()
+        try:
+            self.engine.submit(op, self.loop.time())
+        finally:
+            self.busy = False
+        self.flush()
+
+    def refuse(self, op: Operation, error: Exception) -> None:
+        """Number ``op`` and end it with ``error`` here, as `RemoteError` elsewhere."""
+        self._enter()
+        try:
+            self.engine.refuse(op, error, self.loop.time())
+        finally:
+            self.busy = False
+        self.flush()
+
+    def cancel(self, op: Operation) -> None:
+        """End ``op`` everywhere. Its memory is free when this returns."""
+        self._enter()
+        try:
+            self.engine.cancel(op, self.loop.time())
+        finally:
+            self.busy = False
+        self.flush()
+
+    def _enter(self) -> None:
+        if self.busy:
+            raise RuntimeError(
+                "an asynccoll operation was started or cancelled from inside a reduce function or while a value was being "
+                "pickled; do it after the operation"
+            )
+        self.busy = True
+
+    @abstractmethod
+    async def close(self, cause: str) -> None:
+        """End what is pending, say goodbye, and free every link, timer and callback. At most about a second."""
+
+    # -- for the drivers ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def write(self, peer: int) -> None:
+        """Write to ``peer`` what the engine has for it, as far as the link takes it."""
+
+    @abstractmethod
+    def drop(self, peer: int) -> None:
+        """Close the link to ``peer``: the engine does not want it any more."""
+
+    def flush(self) -> None:
+        """Write what has become due, then tell what has ended. Called after every call into the engine."""
+        engine = self.engine
+        while dirty := engine.take_dirty():
+            for peer in dirty:
+                self.write(peer)
+        for event in engine.events():
+            if isinstance(event, PeerBroken):
+                self.drop(event.peer)
+            else:
+                event.on_end(event)
+        deadline = engine.next_deadline()
+        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+            self._arm(deadline)
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self.loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.engine.handle_timer(self.loop.time())
+        self.flush()
+
+    def stop_timer(self) -> None:
+        """Cancel the timer for good."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,75 @@
+"""`local_world`: all ranks of a mesh in one event loop. Knows how to open one, not what is done with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+from collections.abc import AsyncIterator
+
+from asynccoll.communicator import Communicator, Options
+from asynccoll.net.launchers import Placement
+from asynccoll.sim.driver import Conditions, SimNetwork
+from asynccoll.world import connect, open_mesh
+
+__all__ = ["local_world"]
+
+
+@contextlib.asynccontextmanager
+async def local_world(
+    n: int,
+    *,
+    transport: str = "tcp",
+    timeout: float | None = 60.0,
+    seed: int = 0,
+    conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
+) -> AsyncIterator[list[Communicator]]:
+    """A world of ``n`` ranks in the running loop: a list of communicators in rank order, closed at the end.
+
+    Args:
+        n: world size.
+        transport: ``"tcp"`` (sockets on loopback) or ``"memory"`` (no sockets; in virtual time on an `asynccoll.sim.loop.SimLoop`).
+        timeout: default time limit of an operation, in seconds.
+        seed, conditions: delays and splitting of the in-memory links.
+    """
+    communicators: list[Communicator] = []
+    try:
+        if transport == "memory":
+            network = SimNetwork(asyncio.get_running_loop(), n, seed=seed, conditions=conditions)
+            communicators += [Communicator(driver, options=Options(timeout)) for driver in network.drivers]
+        elif transport == "tcp":
+            communicators += await _over_tcp(n, timeout)
+        else:
+            raise ValueError(f"transport={transport!r} does not exist; use 'tcp' or 'memory'")
+        yield communicators
+    finally:
+        await asyncio.gather(*(communicator.close() for communicator in communicators))
+
+
+async def _over_tcp(n: int, timeout: float | None) -> list[Communicator]:
+    if n == 1:
+        return [await connect(rank=0, world_size=1, timeout=timeout)]
+    secret = secrets.token_bytes(32)
+    with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * n)) as listener:
+        port = listener.getsockname()[1]
+        places = [
+            Placement(
+                rank=rank,
+                size=n,
+                host="127.0.0.1",
+                port=port,
+                secret=secret,
+                local_rank=rank,
+                node_rank=0,
+                generation=0,
+                source="local_world",
+                rendezvous_fd=listener.fileno() if rank == 0 else None,
+            )
+            for rank in range(n)
+        ]
+        return list(
+            await asyncio.gather(
+                *(open_mesh(place, secret, timeout=timeout, init_timeout=60) for place in places)
+            )
+        )

@@ -1,0 +1,341 @@
+"""Opening and closing a mesh, and the default communicator. Knows how the parts fit together, and none of their insides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextvars import ContextVar
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from asynccoll.communicator import Communicator, Options, seconds
+from asynccoll.engine.engine import Engine
+from asynccoll.errors import AlreadyInitialized, NotInitialized
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from asynccoll.net.launchers import Placement
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_tree",
+    "barrier",
+    "broadcast",
+    "connect",
+    "get_communicator",
+    "init",
+    "rank",
+    "run",
+    "shutdown",
+    "use",
+    "world_size",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+C = TypeVar("C")
+P = ParamSpec("P")
+
+_chosen: ContextVar[Communicator | None] = ContextVar("asynccoll.communicator", default=None)
+"""What `use` has set in this context."""
+
+
+class _Default:
+    """The process-wide default communicator: `init` sets it, `shutdown` and the communicator's own close clear it."""
+
+    communicator: Communicator | None = None
+    opening = False
+    pid = 0
+
+
+class Opening:
+    """What `init` and `connect` return: await it for the communicator, or use it as an async context manager."""
+
+    def __init__(self, arguments: dict[str, Any], *, default: bool) -> None:
+        self._arguments = arguments
+        self._default = default
+        self._opened: Communicator | None = None
+
+    def __await__(self) -> Generator[Any, None, Communicator]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Communicator:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.__aexit__(kind, error, trace)
+
+    async def _open(self) -> Communicator:
+        if not self._default:
+            return await _connect(**self._arguments)
+        if _Default.pid != os.getpid():  # a fork does not inherit its parent's communicator
+            _Default.communicator, _Default.opening, _Default.pid = None, False, os.getpid()
+        if _Default.communicator is not None or _Default.opening:
+            raise AlreadyInitialized(
+                "asynccoll is already initialised in this process; call shutdown() first, or connect() for a second mesh"
+            )
+        _Default.opening = True
+        try:
+            communicator = await _connect(**self._arguments)
+        finally:
+            _Default.opening = False
+        _Default.communicator = communicator
+        communicator.on_close(_forget)
+        return communicator
+
+
+def _forget() -> None:
+    _Default.communicator = None
+
+
+def init(
+    address: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    secret: str | bytes | None = None,
+    ssl: SSLContext | None = None,
+    insecure: bool = False,
+    safe: bool = False,
+    timeout: float | timedelta | None = 1800.0,
+    init_timeout: float | timedelta = 300.0,
+    liveness_timeout: float | timedelta = 30.0,
+    transport: str = "auto",
+    streams: int = 1,
+    compression: str | None = None,
+    progress: str = "inline",
+) -> Opening:
+    """Join the mesh and make it the default communicator: ``await init()`` or ``async with init() as comm``.
+
+    Returns when every rank has joined. With nothing to detect it is a world of one, without a socket.
+
+    Args:
+        address: None or ``"env://"`` (detect the launcher), or ``"tcp://host:port"``, where rank 0 listens.
+        rank, world_size: who this process is; by default from ``ASYNCCOLL_RANK`` and ``ASYNCCOLL_WORLD_SIZE``, then ``RANK`` and
+            ``WORLD_SIZE``.
+        secret: shared by all ranks; by default ``ASYNCCOLL_SECRET``, or on one host a file that only this user can read.
+        insecure: allow an address beyond this host without a secret. Anyone who reaches it can then join and run code.
+        timeout: default time limit of an operation in seconds (None: no limit).
+        init_timeout: time limit of forming the mesh, in seconds; the error names the ranks that are missing.
+        liveness_timeout: reserved for the detection of stopped hosts; a broken connection is noticed at once without it.
+        ssl, safe, transport, streams, compression, progress: fixed in this version (None, False, ``"auto"`` or ``"tcp"``, 1, None,
+            ``"inline"``); any other value is a ValueError.
+
+    Raises:
+        ValueError: an argument or environment variable is garbled, missing or contradictory; the message names it.
+        RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ.
+        AlreadyInitialized: a default communicator is open.
+    """
+    return Opening(dict(locals()), default=True)
+
+
+def connect(
+    address: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    secret: str | bytes | None = None,
+    ssl: SSLContext | None = None,
+    insecure: bool = False,
+    safe: bool = False,
+    timeout: float | timedelta | None = 1800.0,
+    init_timeout: float | timedelta = 300.0,
+    liveness_timeout: float | timedelta = 30.0,
+    transport: str = "auto",
+    streams: int = 1,
+    compression: str | None = None,
+    progress: str = "inline",
+) -> Opening:
+    """The same as `init`, without touching the default communicator: several meshes may live in one process."""
+    return Opening(dict(locals()), default=False)
+
+
+def _supported(**options: tuple[Any, tuple[Any, ...]]) -> None:
+    for option, (value, allowed) in options.items():
+        if value not in allowed:
+            shown = " or ".join(repr(item) for item in allowed)
+            raise ValueError(f"{option}={value!r} is not available in this version; use {shown}")
+
+
+async def _connect(
+    *,
+    address: str | None,
+    rank: int | None,
+    world_size: int | None,
+    secret: str | bytes | None,
+    ssl: SSLContext | None,
+    insecure: bool,
+    safe: bool,
+    timeout: float | timedelta | None,
+    init_timeout: float | timedelta,
+    liveness_timeout: float | timedelta,
+    transport: str,
+    streams: int,
+    compression: str | None,
+    progress: str,
+) -> Communicator:
+    from asynccoll.algorithms import registry
+    from asynccoll.net.driver import NetDriver
+    from asynccoll.net.launchers import detect
+
+    _supported(
+        ssl=(ssl, (None,)),
+        safe=(safe, (False,)),
+        transport=(transport, ("auto", "tcp")),
+        streams=(streams, (1,)),
+        compression=(compression, (None,)),
+        progress=(progress, ("inline",)),
+    )
+    limit = _env_timeout() if timeout == 1800.0 else seconds(timeout, "timeout", None)
+    forming = seconds(init_timeout, "init_timeout", 300.0)
+    assert forming is not None
+    seconds(liveness_timeout, "liveness_timeout", 30.0)
+    algorithm = os.environ.get("ASYNCCOLL_ALGORITHM", "auto")
+    if algorithm != "auto" and algorithm not in registry.names("allreduce"):
+        known = ", ".join(("auto", *registry.names("allreduce")))
+        raise ValueError(f"ASYNCCOLL_ALGORITHM={algorithm!r} does not exist; use one of {known}")
+    placement = detect(address, rank, world_size, secret)
+    loop = asyncio.get_running_loop()
+    if placement.size == 1:
+        return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm))
+
+    from asynccoll.net.secret import load_secret
+
+    key = load_secret(placement.secret, placement.host, insecure)
+    return await open_mesh(placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm)
+
+
+async def open_mesh(
+    placement: Placement,
+    secret: bytes,
+    *,
+    timeout: float | None,
+    init_timeout: float,
+    algorithm: str = "auto",
+) -> Communicator:
+    """Form the mesh for a rank whose place is known, in the running loop."""
+    from asynccoll.algorithms import registry
+    from asynccoll.net.driver import NetDriver
+    from asynccoll.net.rendezvous import form_mesh
+
+    links = await form_mesh(
+        placement,
+        secret,
+        init_timeout=init_timeout,
+        offer={"table": registry.default_table()},
+        must_agree={"ASYNCCOLL_ALGORITHM": algorithm},
+    )
+    loop = asyncio.get_running_loop()
+    hosts = [links.hosts[member] for member in range(links.size)]
+    own = hosts[links.rank]
+    local_rank = placement.local_rank
+    if local_rank is None:
+        local_rank = hosts[: links.rank].count(own)
+    node_rank = placement.node_rank
+    if node_rank is None:
+        node_rank = list(dict.fromkeys(hosts)).index(own)
+    options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank)
+    return Communicator(NetDriver(Engine(links.rank, links.size), loop, links.sockets), options=options)
+
+
+def _env_timeout() -> float:
+    text = os.environ.get("ASYNCCOLL_TIMEOUT")
+    if text is None:
+        return 1800.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"ASYNCCOLL_TIMEOUT={text!r} is not a positive number of seconds")
+    return value
+
+
+async def shutdown() -> None:
+    """Close the default communicator. Twice is silent; `init` may follow."""
+    communicator = _Default.communicator
+    if communicator is not None and _Default.pid == os.getpid():
+        await communicator.close()
+
+
+def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
+    """``asyncio.run(main)`` on uvloop where it is installed. Plain ``asyncio.run`` works too, with more latency."""
+    loop_factory = None
+    try:
+        import uvloop
+    except ImportError:
+        pass
+    else:
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:
+        return runner.run(main)
+
+
+@contextlib.contextmanager
+def use(communicator: Communicator) -> Iterator[Communicator]:
+    """``with use(comm):`` makes ``comm`` the default in this context (tasks started inside inherit it)."""
+    token = _chosen.set(communicator)
+    try:
+        yield communicator
+    finally:
+        _chosen.reset(token)
+
+
+def get_communicator(caller: str = "") -> Communicator:
+    """The communicator that the module's verbs use. Raises `NotInitialized`, naming ``caller``, if there is none."""
+    communicator = _chosen.get()
+    if communicator is None:
+        communicator = _Default.communicator
+    if communicator is None:
+        what = f"{caller}() was called" if caller else "there is no communicator"
+        raise NotInitialized(
+            f"{what} before init() or after shutdown(); open one with `async with asynccoll.init():`"
+        )
+    return communicator
+
+
+def rank() -> int:
+    """This process's rank in the default communicator."""
+    return get_communicator("rank").rank
+
+
+def world_size() -> int:
+    """Number of ranks in the default communicator."""
+    return get_communicator("world_size").world_size
+
+
+def on_default(verb: Callable[Concatenate[C, P], R], get: Callable[[str], C]) -> Callable[P, R]:
+    """The module's form of a verb: the same arguments, on the communicator that ``get(name of the verb)`` gives."""
+
+    @functools.wraps(verb)
+    def forwarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        return verb(get(verb.__name__), *args, **kwargs)
+
+    signature = inspect.signature(verb)
+    forwarded.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(signature.parameters.values())[1:]
+    )
+    return forwarded
+
+
+allreduce = on_default(Communicator.allreduce, get_communicator)
+allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
+allreduce_ = on_default(Communicator.allreduce_, get_communicator)
+allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
+broadcast = on_default(Communicator.broadcast, get_communicator)
+allgather = on_default(Communicator.allgather, get_communicator)
+barrier = on_default(Communicator.barrier, get_communicator)

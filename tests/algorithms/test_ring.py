@@ -1,0 +1,112 @@
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from asynccoll.algorithms import ring
+from asynccoll.algorithms.check import prove
+from asynccoll.algorithms.steps import Finish, Recv, Send
+
+SIZES = range(1, 71)
+SMALL = (1, 2, 3, 4, 5, 8, 13)
+
+
+def first_operand(size, count):
+    """Element -> rank whose operand is leftmost: that after the owner of the element's chunk."""
+    owner = np.repeat(np.arange(size), [len(part) for part in np.array_split(np.arange(count), size)])
+    return lambda element: (int(owner[element]) + 1) % size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_allreduce_is_proved(size, counts):
+    for count in counts(size):
+        prove(lambda rank: ring.allreduce(rank, size, count), size, count, first=first_operand(size, count))  # noqa: B023
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_allgather_is_proved(size):
+    prove(lambda rank: ring.allgather(rank, size), size, size, origin=lambda block: block)
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_every_chunk_is_folded_in_cyclic_order_whoever_runs_ahead(size, execute, operands, folded):
+    for count in range(2 * size + 2):
+        first = first_operand(size, count)
+        expected = [folded(size, first(element)) for element in range(count)]
+        for favourite in range(size):
+            schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+            outcome = execute(schedules, operands(size, count), favourite=favourite)
+            assert [final.tolist() for final in outcome.finals] == [expected] * size
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_allreduce_sums_numbers(size, execute):
+    count = 3 * size + 1
+    values = [np.arange(count, dtype=np.int64) * (rank + 1) ** 2 for rank in range(size)]
+    schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+    outcome = execute(schedules, [(value, value) for value in map(np.copy, values)])
+    for final in outcome.finals:
+        np.testing.assert_array_equal(final, np.sum(values, axis=0))
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_allgather_puts_every_block_everywhere(size, execute):
+    planes = [np.where(np.arange(size) == rank, rank, -1) for rank in range(size)]
+    outcome = execute([ring.allgather(rank, size) for rank in range(size)], [(plane, plane) for plane in planes])
+    assert [final.tolist() for final in outcome.finals] == [list(range(size))] * size
+    assert outcome.rounds == size - 1
+    assert outcome.sent == [size - 1] * size
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_steps_and_bytes_are_as_documented(size, execute, operands):
+    count = 4 * size
+    schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+    outcome = execute(schedules, operands(size, count))
+    assert outcome.rounds == 2 * (size - 1)
+    assert outcome.sent == [2 * count * (size - 1) // size] * size
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_no_element_is_computed_twice(size, execute, operands):
+    count = 2 * size + 1
+    outcome = execute([ring.allreduce(rank, size, count) for rank in range(size)], operands(size, count))
+    assert outcome.folds == dict.fromkeys(range(count), size - 1) if size > 1 else not outcome.folds
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_chunks_are_split_as_array_split_does(size):
+    for count in (0, 1, size - 1, size, size + 1, 1_000_003):
+        parts = np.array_split(np.arange(count), size)
+        bounds = [ring.chunk(index, size, count) for index in range(size)]
+        assert [hi - lo for lo, hi in bounds] == [len(part) for part in parts]
+        assert [lo for lo, _ in bounds] == [0, *(hi for _, hi in bounds[:-1])]
+
+
+def test_empty_chunks_make_no_steps():
+    steps = [step for rank in range(6) for step in ring.allreduce(rank, 6, 2)]
+    assert all(step.lo < step.hi for step in steps)
+    assert sum(isinstance(step, Finish) for step in steps) == 2
+    assert list(ring.allreduce(3, 4, 0)) == []
+
+
+def test_a_rank_alone_finishes_and_talks_to_nobody():
+    assert list(ring.allreduce(0, 1, 5)) == [Finish(0, 5)]
+    assert list(ring.allgather(0, 1)) == []
+
+
+def test_two_ranks_exchange_halves_twice():
+    assert list(ring.allreduce(0, 2, 5)) == [
+        Send(1, 3, 5),
+        Recv(1, 0, 3, "lower"),
+        Finish(0, 3),
+        Send(1, 0, 3, final=True),
+        Recv(1, 3, 5),
+    ]
+
+
+def test_steps_are_made_one_at_a_time():
+    # A gigabyte over 4,096 ranks: the first steps come without the other eight thousand.
+    first, second = islice(ring.allreduce(1, 4096, 1 << 28), 2)
+    assert first == Send(2, 0, 1 << 16)
+    assert second == Recv(0, 4095 << 16, 4096 << 16, "lower")

@@ -1,0 +1,39 @@
+"""One suite, three worlds: the simulated network in virtual time, and TCP on either loop."""
+
+import asyncio
+import contextlib
+import zlib
+
+import pytest
+import uvloop
+
+from asynccoll.sim.driver import Conditions
+from asynccoll.sim.loop import SimLoop
+from asynccoll.testing import local_world
+
+
+@pytest.hookimpl
+def pytest_asyncio_loop_factories(config, item):
+    return {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+class World:
+    """Opens worlds of the kind that the running loop stands for."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    @contextlib.asynccontextmanager
+    async def __call__(self, n, **options):
+        if isinstance(asyncio.get_running_loop(), SimLoop):
+            options.setdefault("seed", self.seed)
+            options.setdefault("conditions", Conditions(delay=0.002, piece=1 << 15, split=True, buffer=1 << 16))
+            options["transport"] = "memory"
+        async with local_world(n, **options) as comms:
+            yield comms
+
+
+@pytest.fixture
+def world(request):
+    # A seed of its own for each test, the same in every run.
+    return World(zlib.crc32(request.node.nodeid.encode()))

@@ -1,0 +1,13 @@
+"""Helpers of the conformance suite: run one function on all ranks, and collect what each got."""
+
+import asyncio
+
+
+async def on_all(comms, function):
+    """``function(comm)`` on every rank at once; the results in rank order. The first failure is raised."""
+    return await asyncio.gather(*(function(comm) for comm in comms))
+
+
+async def outcomes(comms, function):
+    """The same, with exceptions among the results."""
+    return await asyncio.gather(*(function(comm) for comm in comms), return_exceptions=True)
