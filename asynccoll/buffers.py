@@ -55,7 +55,11 @@ class DType:
         return f"DType({self.name!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DTYPES.__getitem__, (self.name,)
+        return _named, (self.name,)
+
+
+def _named(name: str) -> DType:
+    return DTYPES[name]
 
 
 def _record(name: str) -> DType:
@@ -67,7 +71,7 @@ DTYPES: dict[str, DType] = {
     name: _record(name)
     for name in (
         *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     )
 }
 """Every dtype of the array path by its canonical name."""

@@ -76,6 +76,7 @@ class _World:
             self.clock[rank][rank] += 1
 
     def send(self, rank: int, step: Send) -> None:
+        self.require(step.peer != rank, rank, step, "goes to itself")
         message = _Message(step, self.look(rank, step, final=step.final), self.clock[rank].copy())
         self.links[rank, step.peer].append(message)
         if not step.snapshot:

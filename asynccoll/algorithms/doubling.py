@@ -22,8 +22,8 @@ whose rounding differs between libraries (complex product) must not come here.
 Both sides of a round send what they are about to overwrite: those sends are snapshots. A round's peer is
 the START round's peer (`dissemination.partners`) where the size is a power of two.
 
-Communication steps for one slab: log2 size for powers of two, else floor(log2 size) + 2; slabs follow one
-another.
+Communication steps for one slab: log2 size for powers of two, else at most floor(log2 size) + 2; slabs
+follow one another.
 
 Bytes on the wire: n floor(log2 size) from each core rank, n from each folded one and to it.
 

@@ -52,7 +52,7 @@ def decode(body: bytes) -> Mapping[str, Any]:
         # The defaults bound every inner length by that of the body, so a small message cannot ask for much
         # memory.
         message = msgpack.unpackb(body, raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise ProtocolError(f"a control message is not msgpack: {error}") from error
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise ProtocolError("a control message is not a map with a 'kind'")

@@ -279,7 +279,7 @@ class Joiner(Party):
     def _not_linked(self, table: LinkTable) -> Trouble:
         missing = table.missing
         tried = "".join(
-            f" Calling rank {call.hello.target} at {format_address(call.host, call.port)}: {call.trouble}."
+            f" Calling rank {call.hello.target} at {format_address(call.host, call.port)}: {call.trouble or 'not tried yet'}."
             for call in self._calls
             if call.hello.target in missing
         )

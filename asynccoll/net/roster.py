@@ -69,6 +69,7 @@ class Entry:
         if (
             message.get("kind") == "join"
             and isinstance(host, str)
+            and _is_address(host)
             and isinstance(port, int)
             and 0 <= port <= 65535
             and isinstance(node, str)
@@ -77,6 +78,14 @@ class Entry:
         ):
             return cls(rank, size, peer, host, port, node, pid, settings)
         raise ProtocolError(f"rank {rank} at {peer} sent {message.get('kind')!r} where a join belongs")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Roster:

@@ -61,7 +61,9 @@ def _execute(schedules, planes, op=np.add, favourite=0):
     while any(pending.values()):
         # One rank at a time, always the first that can move: the favourite runs ahead of everybody.
         if not any(advance(rank) for rank in pending if pending[rank]):
-            raise AssertionError(f"deadlock: {({rank: steps[0] for rank, steps in pending.items() if steps})}")
+            raise AssertionError(
+                f"deadlock: { ({rank: steps[0] for rank, steps in pending.items() if steps}) }"
+            )
     assert not any(links.values()), "messages were left unread"
     return Outcome([final for _, final in planes], max(chains), sent, folds)
 

@@ -52,7 +52,9 @@ def test_allreduce_sums_numbers(size, execute):
 @pytest.mark.parametrize("size", SMALL)
 def test_allgather_puts_every_block_everywhere(size, execute):
     planes = [np.where(np.arange(size) == rank, rank, -1) for rank in range(size)]
-    outcome = execute([ring.allgather(rank, size) for rank in range(size)], [(plane, plane) for plane in planes])
+    outcome = execute(
+        [ring.allgather(rank, size) for rank in range(size)], [(plane, plane) for plane in planes]
+    )
     assert [final.tolist() for final in outcome.finals] == [list(range(size))] * size
     assert outcome.rounds == size - 1
     assert outcome.sent == [size - 1] * size

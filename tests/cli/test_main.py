@@ -46,7 +46,11 @@ def test_argv_defaults_to_that_of_the_process(capsys, monkeypatch):
 
 def test_python_dash_m_asynccoll_is_the_same_program():
     done = subprocess.run(
-        [sys.executable, "-m", "asynccoll", "nonsense"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "asynccoll", "nonsense"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: asynccoll")

@@ -1,3 +1,4 @@
+import itertools
 import os
 import pty
 
@@ -94,7 +95,7 @@ def test_ranks_are_as_wide_as_the_widest():
 def test_neighbours_have_different_colours():
     prefixes = [prefix_of(rank, 8, colour=True) for rank in range(8)]
     colours = [prefix.partition(b"m")[0] for prefix in prefixes]
-    assert all(a != b for a, b in zip(colours, colours[1:], strict=False))
+    assert all(a != b for a, b in itertools.pairwise(colours))
     assert all(prefix.endswith(b"\x1b[0m ") for prefix in prefixes)
 
 
@@ -122,7 +123,12 @@ class Wires:
         self.read_out, self.write_out = out
         self.read_err, self.write_err = err
         self.output = Output(
-            2, prefix=prefix, colour=colour, on_broken=self.count, stdout=self.write_out, stderr=self.write_err
+            2,
+            prefix=prefix,
+            colour=colour,
+            on_broken=self.count,
+            stdout=self.write_out,
+            stderr=self.write_err,
         )
         for rank, ((out_source, _), (err_source, _)) in enumerate(self.sources):
             self.output.attach(rank, out_source, err_source)

@@ -131,7 +131,7 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
     }
     encoded = {rank: _encode(item.meta, len(item.payload), item.payload)}
     for step in dissemination.allgather(rank, size):
-        blocks = range(step.lo, step.hi)  # type: ignore[union-attr]
+        blocks = range(step.lo, step.hi)
         if type(step) is Send:
             yield from send_message(step.peer, b"".join(encoded[block] for block in blocks))
         else:
@@ -150,7 +150,7 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
     largest = max(nbytes for _, nbytes, _ in found.values())
     if largest > INLINE:
         for step in registry.schedule("allgather", choose(largest))(rank, size):
-            for block in range(step.lo, step.hi):  # type: ignore[union-attr]
+            for block in range(step.lo, step.hi):
                 if found[block][1] <= INLINE:
                     continue
                 if type(step) is Send:

@@ -1,0 +1,79 @@
+"""Shared by the tests of this directory: placements, meshes in one loop, and a check that nothing is left behind."""
+
+import asyncio
+import contextlib
+import os
+import socket
+
+from asynccoll.net.launchers import Placement
+from asynccoll.net.rendezvous import form_mesh
+
+SECRET = b"the ranks know this"
+
+
+def free_port(host="127.0.0.1"):
+    """A port that was free a moment ago."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def place(rank, size, port, host="127.0.0.1", **more):
+    return Placement(rank=rank, size=size, host=host, port=port, **more)
+
+
+def form(rank, size, port, host="127.0.0.1", *, secret=SECRET, init_timeout=20.0, generation=0, fd=None, **options):
+    """One rank's `form_mesh`, not started."""
+    placement = place(rank, size, port, host, generation=generation, rendezvous_fd=fd)
+    return form_mesh(placement, secret, init_timeout=init_timeout, **options)
+
+
+async def form_all(size, port, **options):
+    """A whole mesh in this loop: the links by rank."""
+    return await asyncio.gather(*(form(rank, size, port, **options) for rank in range(size)))
+
+
+async def failures(*ranks):
+    """Run ranks that must all fail; their exceptions in order."""
+    outcomes = await asyncio.gather(*ranks, return_exceptions=True)
+    for outcome in outcomes:
+        assert isinstance(outcome, Exception), f"a rank got a mesh: {outcome}"
+    return outcomes
+
+
+def close(links):
+    for mesh in links:
+        mesh.close()
+
+
+def open_sockets():
+    """The sockets of this process, by the names the kernel gives them."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            name = os.readlink(f"/proc/self/fd/{fd}")
+            if name.startswith("socket:"):
+                found.add(name)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def nothing_left():
+    """Fails if the body leaves a socket or a task."""
+    sockets, tasks = open_sockets(), asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() == tasks
+    assert open_sockets() == sockets
+
+
+async def exchange(links):
+    """Every pair sends its two ranks both ways and must read exactly that: no byte was lost or taken before."""
+    loop = asyncio.get_running_loop()
+    for name in ("sockets", "pulses"):
+        for mesh in links:
+            for peer, sock in getattr(mesh, name).items():
+                await loop.sock_sendall(sock, bytes([mesh.rank, peer]))
+        for mesh in links:
+            for peer, sock in getattr(mesh, name).items():
+                assert sock.recv(16) == bytes([peer, mesh.rank])
