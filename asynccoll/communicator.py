@@ -20,6 +20,7 @@ from asynccoll.work import Work
 
 __all__ = ["Communicator", "Options", "seconds"]
 
+_NAME_LIMIT: Final = 256
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -331,7 +332,9 @@ class Communicator:
                 raise ValueError(
                     "key= is reserved for keyed operations, which this version does not have; leave it out"
                 )
-            return _Prepared(prepare(), limit, _call_site())
+            call = prepare()
+            _check_name(call.fingerprint.name)
+            return _Prepared(call, limit, _call_site())
         except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
             return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
 
@@ -374,6 +377,12 @@ class Communicator:
                 f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
                 "Call from the loop that opened it, or use asynccoll.sync"
             )
+
+
+def _check_name(name: str | None) -> None:
+    """It travels in control frames, so it is bounded."""
+    if name is not None and (not isinstance(name, str) or len(name) > _NAME_LIMIT):
+        raise ValueError(f"name= must be a string of at most {_NAME_LIMIT} characters, not {name!r:.100}")
 
 
 def _call_site() -> tuple[CodeType, int]:

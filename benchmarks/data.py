@@ -47,9 +47,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name != "bfloat16":
         return np.dtype(DTYPES[name])
     try:
-        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
     except ImportError:
         raise ImportError("-d bfloat16 needs ml_dtypes: pip install ml_dtypes") from None
+    return found
 
 
 def _pattern(op: str, rank: int, world_size: int) -> npt.NDArray[np.int64]:
@@ -62,13 +63,8 @@ def _pattern(op: str, rank: int, world_size: int) -> npt.NDArray[np.int64]:
 
 def _combined(op: str, world_size: int) -> npt.NDArray[np.int64]:
     patterns = [_pattern(op, rank, world_size) for rank in range(world_size)]
-    if op == "min":
-        return np.minimum.reduce(patterns)
-    if op == "max":
-        return np.maximum.reduce(patterns)
-    if op == "prod":
-        return np.multiply.reduce(patterns)
-    total = np.add.reduce(patterns)
+    ufunc = {"min": np.minimum, "max": np.maximum, "prod": np.multiply}.get(op, np.add)
+    total: npt.NDArray[np.int64] = ufunc.reduce(patterns)
     return total // world_size if op == "avg" else total
 
 
@@ -96,9 +92,10 @@ def expected(op: str, count: int, dtype: np.dtype[Any], world_size: int) -> Arra
     return _tiled(_combined(op, world_size), count, dtype)
 
 
-def poison(array: Array) -> None:
-    """Fill ``array`` with a value that no op gives, so that a result that was never written is seen."""
-    array.fill(113)
+def poison(array: Array, wanted: Array) -> None:
+    """Make every element of ``array`` a wrong one, so that a result that is never written is seen."""
+    bits = np.dtype(f"u{array.itemsize}")
+    np.invert(wanted.view(bits), out=array.view(bits))
 
 
 def count_wrong(result: Array, wanted: Array) -> int:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynccoll import buffers
-from asynccoll.buffers import DTYPES, describe, flat_bytes, matches_out, overlaps_itself
+from asynccoll.buffers import DTYPES, describe, flat_bytes, matches_out, overlaps_itself, rebuild
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 
@@ -294,12 +294,18 @@ def test_memoryviews_of_bytes_ctypes_and_slices_are_arrays() -> None:
     assert describe(memoryview(np.arange(6))[::2]).pack().tolist() == [0, 2, 4]
 
 
-@pytest.mark.parametrize(
-    "value", [memoryview(b"ab").cast("c"), array.array("u", "ab"), memoryview(np.zeros(2, "S3"))]
-)
-def test_a_buffer_that_is_not_numbers_is_refused_by_format(value: Any) -> None:
-    with pytest.raises(TypeError, match="format"):
-        describe(value)
+def test_a_buffer_that_is_not_numbers_is_refused_by_format() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # typecode u is on its way out of Python
+        text = array.array("u", "ab")
+    for value in (
+        memoryview(b"ab").cast("c"),
+        memoryview(np.zeros(2, "S3")),
+        memoryview(np.zeros(2, "i4,f4")),
+        text,
+    ):
+        with pytest.raises(TypeError, match="format"):
+            describe(value)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +455,30 @@ def test_describing_needs_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(array.array("f", [1])).dtype.name == "float32"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6.0).reshape(2, 3),
+        np.arange(3, dtype=">i4"),
+        np.int16(3),
+        array.array("H", [1, 2]),
+        memoryview(b"ab"),
+    ],
+    ids=["array", "big-endian array", "scalar", "array.array", "memoryview"],
+)
+def test_another_rank_rebuilds_a_value_of_the_senders_kind(value: Any) -> None:
+    found = describe(value)
+    rebuilt = rebuild(found.container, found.dtype, found.shape, found.pack())
+    assert type(rebuilt) is type(value)
+    assert np.array_equal(np.asarray(rebuilt), np.asarray(value))
+    assert describe(rebuilt).container == found.container
+
+
+def test_a_kind_that_nobody_has_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="'pandas'"):
+        rebuild("pandas", DTYPES["int8"], (1,), np.zeros(1, np.int8))
+
+
 # ml_dtypes and torch are optional: users bring them, asynccoll does not depend on them.
 
 
@@ -469,6 +499,9 @@ def test_ml_dtypes_bfloat16_travels_as_bits_and_its_other_types_are_refused() ->
         assert wrapped.dtype == value.dtype
         assert wrapped.shape == value.shape
         assert wrapped.tobytes() == value.tobytes()
+        rebuilt = rebuild(found.container, found.dtype, found.shape, found.pack())
+        assert rebuilt.dtype == value.dtype
+        assert rebuilt.tobytes() == value.tobytes()
     scalar = describe(ml_dtypes.bfloat16(1.5))
     assert type(scalar.wrap(scalar.pack())) is ml_dtypes.bfloat16
     strided = np.arange(6).astype(ml_dtypes.bfloat16)
@@ -511,9 +544,11 @@ def test_any_torch_layout_is_packed_in_c_order_and_wrapped_again(layout: str, na
         assert packed.tolist() == (value.flatten().view(torch.int16).to(torch.int32) & 0xFFFF).tolist()
     else:
         assert packed.tolist() == value.flatten().tolist()
+    rebuilt = rebuild(found.container, found.dtype, found.shape, found.pack())
     wrapped = found.wrap(packed)
-    assert type(wrapped) is torch.Tensor
-    assert wrapped.dtype == dtype
+    assert type(wrapped) is type(rebuilt) is torch.Tensor
+    assert wrapped.dtype == rebuilt.dtype == dtype
+    assert torch.equal(rebuilt, value)
     assert wrapped.shape == value.shape
     assert torch.equal(wrapped, value)
 

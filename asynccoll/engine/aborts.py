@@ -185,7 +185,7 @@ class Aborts:
         if op is None:
             if seq >= group.next_seq:
                 if reason != "answer":
-                    group.early_of(seq).aborts.append((rank, body))
+                    self._engine.entomb(group.early_of(seq), rank, body)
                 if reason in ("timeout", "mismatch"):
                     self._reply(group, peer, seq, {"absent": True})
             elif reason == "timeout":  # complete here, so this rank did take part

@@ -308,7 +308,7 @@ class Engine:
             self._goodbye(peer, wire.control_payload(payload))
             return
         group = self._group_of(comm)
-        if peer not in group.index and group.members:
+        if peer not in group.index:
             raise ProtocolError(f"rank {peer} is not in communicator {comm}")
         op = group.active.get(seq)
         if kind == wire.START:
@@ -514,6 +514,12 @@ class Engine:
         for peer, _, payload in early.payload:
             early.group.early_bytes[peer] -= len(payload)
             self._owe(peer, len(payload))
+
+    def entomb(self, early: Early, rank: int, body: Mapping[str, Any]) -> None:
+        """An operation that has not been called here has ended: keep why, drop its bytes."""
+        self._return_credit(early)
+        early.payload.clear()
+        early.aborts.append((rank, body))
 
     def _take_early(self, op: Operation, early: Early) -> bool:
         """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""

@@ -19,8 +19,10 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import CodeType
 from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from asynccoll.errors import CollectiveTimeout, OpContext, PeerLost, RemoteError
@@ -85,8 +87,6 @@ def launch(
         CollectiveTimeout: the limit passed; ``.missing`` holds the ranks that were still running.
         ValueError: a bad ``nproc`` or ``timeout``.
     """
-    import cloudpickle  # takes 20 ms, and only this function and objects without a plain pickle need it
-
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
         raise ValueError(f"launch: nproc must be an integer of at least 1, not {nproc!r}")
     limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -100,7 +100,7 @@ def launch(
         source = _memory_file(stack)
         with open(source, "wb", closefd=False) as file:
             pickle.dump((sys.path, sys.argv), file)
-            cloudpickle.dump((fn, args), file)
+            _pickler(file).dump((fn, args))
         reports = [_memory_file(stack) for _ in range(nproc)]
         signals = stack.enter_context(SignalPipe([signal.SIGINT]))
         job = stack.enter_context(
@@ -163,6 +163,24 @@ def _describe(error: BaseException) -> _Failure:
         pickled = b""
         text += f"(The exception itself could not be pickled: {unpicklable!r})"
     return _Failure(when, f"{type(error).__module__}.{type(error).__qualname__}", str(error), text, pickled)
+
+
+def _pickler(file: BinaryIO) -> pickle.Pickler:
+    """A cloudpickle pickler that keeps the file names of functions, so that a rank's traceback shows their lines.
+
+    cloudpickle replaces them, to get the same pickle wherever a function was defined; nobody compares ours.
+    """
+    import cloudpickle  # takes 20 ms, and only this function and objects without a plain pickle need it
+
+    table = cloudpickle.Pickler.dispatch_table
+    keeping = {CodeType: lambda code: (_code, (code.co_filename, *table[CodeType](code)))}
+    pickler_type = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": ChainMap(keeping, table)})
+    pickler: pickle.Pickler = pickler_type(file)
+    return pickler
+
+
+def _code(filename: str, build: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
+    return build(*args).replace(co_filename=filename)
 
 
 def _memory_file(stack: contextlib.ExitStack) -> int:

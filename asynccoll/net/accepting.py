@@ -74,14 +74,13 @@ def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
     return sock
 
 
-async def shake(
-    sock: socket.socket, machine: handshake.Machine, timeout: float = HANDSHAKE_TIMEOUT
-) -> tuple[Hello, Answer]:
-    """Run one side of a handshake over ``sock``, which stays the caller's. TimeoutError after ``timeout``
-    seconds.
+async def shake(sock: socket.socket, machine: handshake.Machine) -> tuple[Hello, Answer]:
+    """Run one side of a handshake over ``sock``, which stays the caller's.
+
+    TimeoutError after `HANDSHAKE_TIMEOUT`; otherwise what ``machine`` raises, or OSError from the socket.
     """
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(timeout):
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT):
         step = next(machine)
         while True:
             if isinstance(step, int):

@@ -5,8 +5,13 @@ import contextlib
 import os
 import socket
 
+from asynccoll.net import control
+from asynccoll.net.accepting import shake
+from asynccoll.net.handshake import NO_RUN, Hello, Purpose, dial
 from asynccoll.net.launchers import Placement
 from asynccoll.net.rendezvous import form_mesh
+from asynccoll.net.roster import Entry
+from asynccoll.net.sockets import host_identity
 
 SECRET = b"the ranks know this"
 
@@ -77,3 +82,44 @@ async def exchange(links):
         for mesh in links:
             for peer, sock in getattr(mesh, name).items():
                 assert sock.recv(16) == bytes([peer, mesh.rank])
+
+
+async def proved(rank, size, port, *, target=0, purpose=Purpose.RENDEZVOUS, run_id=NO_RUN, secret=SECRET, generation=0):
+    """A connection to a rank that has let us through its handshake: what a process with the secret can get."""
+    sock = socket.socket()
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        hello = Hello(purpose, rank, target, size, generation, run_id)
+        await shake(sock, dial(secret, hello, os.urandom(32)))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def joined(rank, size, port, *, listens_at=0, settings=None, **hello):
+    """A rank that joins by hand and then does what the test wants."""
+    sock = await proved(rank, size, port, **hello)
+    entry = Entry(rank, size, "", "127.0.0.1", listens_at, host_identity(), os.getpid(), settings or {"pulse": False})
+    await control.send(sock, control.encode("join", **entry.as_message()))
+    return sock
+
+
+async def hear(sock, kind):
+    """The next message of that kind; others are skipped."""
+    while (message := await control.receive(sock))["kind"] != kind:
+        pass
+    return message
+
+
+async def attentive(port):
+    """Until something listens on ``port``: rank 0 is open."""
+    loop = asyncio.get_running_loop()
+    while True:
+        with socket.socket() as probe:
+            probe.setblocking(False)
+            with contextlib.suppress(OSError):
+                await loop.sock_connect(probe, ("127.0.0.1", port))
+                return
+        await asyncio.sleep(0.005)

@@ -1,0 +1,182 @@
+"""CPU time of a small allreduce, and the share of it that mismatch detection takes. Knows one collective and no peers.
+
+``python -m benchmarks.cpu_per_op``. Each rank's ``process_time`` (user and system, all threads) over many back-to-back
+calls; the figure is the mean over ranks, its median over the rounds. Modes take turns within a round:
+
+on
+    asynccoll as it is.
+no-digests
+    Nothing is described and compared: no fingerprint, no digests, no call site. Every call has the same constant ones,
+    so that only the comparison of two equal integers per frame is left. This is what detection costs beside the START
+    round.
+no-start
+    In addition no START round: operations are not announced, and only the payload travels. The results are the same,
+    since an allreduce waits for everyone's payload anyway; barrier and deadline would suffer. What that saves are frames
+    of their own, with all they cost in the engine and the kernel.
+
+The modes replace functions of the package from outside, in all ranks at once, for the length of a run; the package has no
+such switch, and none of this is supported for any other purpose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import asynccoll
+from asynccoll import Communicator, calls, communicator
+from asynccoll.engine.fingerprint import Digests, Fingerprint, digests
+from asynccoll.launch import launch
+from benchmarks.nccl_format import fitted
+from benchmarks.ranks import LOOPS, loop_factory
+from benchmarks.sizes import parse_size
+
+__all__ = ["MODES", "main", "run_rank", "switched"]
+
+MODES = ("on", "no-digests", "no-start")
+
+
+def _same_fingerprint(*_: object, **__: object) -> Fingerprint:
+    return _FINGERPRINT
+
+
+def _same_digests(_: Fingerprint) -> Digests:
+    return _DIGESTS
+
+
+def _no_site() -> None:
+    return None
+
+
+_FINGERPRINT = Fingerprint("allreduce")
+_DIGESTS = digests(_FINGERPRINT)
+
+
+@contextlib.contextmanager
+def switched(mode: str, comm: Communicator) -> Iterator[None]:
+    """Run in ``mode``. Every rank switches while no operation is under way."""
+    with contextlib.ExitStack() as stack:
+        if mode != "on":
+            stack.enter_context(mock.patch.object(calls, "Fingerprint", _same_fingerprint))
+            stack.enter_context(mock.patch.object(communicator, "digests", _same_digests))
+            stack.enter_context(mock.patch.object(communicator, "_call_site", _no_site))
+        if mode == "no-start":
+            group = comm._pump.engine.group()
+            stack.enter_context(mock.patch.object(group, "rounds", ()))
+        yield
+
+
+def run_rank(
+    loop: str, size: int, rounds: int, iterations: int, modes: Sequence[str]
+) -> dict[str, list[float]]:
+    """One rank: mode -> CPU seconds per call, one per round."""
+    with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
+        return runner.run(_main(size, rounds, iterations, modes))
+
+
+async def _main(size: int, rounds: int, iterations: int, modes: Sequence[str]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {mode: [] for mode in modes}
+    async with asynccoll.init() as comm:
+        array = np.zeros(size // 4, np.float32)
+        for number in range(rounds):
+            for mode in modes if number % 2 == 0 else reversed(modes):
+                # The barriers' own START rounds keep the ranks together, so they stay outside the switch.
+                await comm.barrier()
+                with switched(mode, comm):
+                    seconds = await _calls(comm, array, iterations)
+                await comm.barrier()
+                found[mode].append(seconds)
+    return found
+
+
+async def _calls(comm: Communicator, array: Any, iterations: int) -> float:
+    for _ in range(max(1, iterations // 10)):
+        await comm.allreduce_(array)
+    began = time.process_time()
+    for _ in range(iterations):
+        await comm.allreduce_(array)
+    return (time.process_time() - began) / iterations
+
+
+def _figures(of_ranks: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Mode -> mean over ranks of each round."""
+    return {
+        mode: [statistics.fmean(row) for row in zip(*(rank[mode] for rank in of_ranks), strict=True)]
+        for mode in of_ranks[0]
+    }
+
+
+def table(figures: dict[str, list[float]]) -> list[str]:
+    """Lines for people: microseconds per mode, and what "on" costs beyond each of the others."""
+    lines = ["#      mode    CPU us   min-max of rounds     saves  of the rounds"]
+    whole = figures["on"]
+    for mode, rounds in figures.items():
+        spread = f"{min(rounds) * 1e6:.1f}-{max(rounds) * 1e6:.1f}"
+        line = f"{mode:>11s}  {fitted(statistics.median(rounds) * 1e6, 8)}  {spread:>18s}"
+        if mode != "on":
+            shares = [1 - part / all_ for part, all_ in zip(rounds, whole, strict=True)]
+            line += f"  {statistics.median(shares):7.1%}  {min(shares):.1%} to {max(shares):.1%}"
+        lines.append(line)
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    summary: Callable[[], str] = lambda: (__doc__ or "").partition("\n\n")[2]  # noqa: E731
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cpu_per_op",
+        description="CPU time per call of a small allreduce, with and without mismatch detection.",
+        epilog=summary(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
+    parser.add_argument("--size", type=parse_size, default=8, help="bytes of the float32 array (default 8)")
+    parser.add_argument("--rounds", type=int, default=9, metavar="R", help="rounds (default 9)")
+    parser.add_argument(
+        "-n", "--iters", type=int, default=3000, metavar="N", help="calls per round (default 3000)"
+    )
+    parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
+    parser.add_argument(
+        "--modes", choices=MODES[1:], nargs="*", default=list(MODES[1:]), help="beside on (default all)"
+    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
+    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all rounds")
+    options = parser.parse_args(argv)
+    if options.nproc < 2 or options.rounds < 1 or options.iters < 1 or options.size < 4:
+        parser.error("--nproc must be at least 2, --size 4, --rounds and --iters 1")
+    modes = ("on", *dict.fromkeys(options.modes))
+    try:
+        of_ranks = launch(
+            run_rank,
+            options.nproc,
+            options.loop,
+            options.size,
+            options.rounds,
+            options.iters,
+            modes,
+            timeout=options.timeout,
+        )
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    figures = _figures(of_ranks)
+    print(f"# {options.size} B allreduce_ of float32, {options.nproc} ranks on {options.loop}")
+    print(*table(figures), sep="\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"seconds_per_call": figures}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
