@@ -7,12 +7,16 @@ A driver owns one engine, moves its bytes over some links, and reports what beca
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 
 from asynccoll.engine.engine import Engine, PeerBroken
 from asynccoll.engine.operation import Operation
+from asynccoll.errors import CommunicatorClosed, PeerLost
 
 __all__ = ["Pump"]
+
+_log = logging.getLogger("asynccoll")
 
 
 class Pump(ABC):
@@ -28,6 +32,8 @@ class Pump(ABC):
         """`close` was called: no operation is accepted."""
         self.busy = False
         """The engine is running: a reduce function that starts an operation would re-enter it."""
+        self._told: set[object] = set()
+        """Causes of failure that have been logged."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
@@ -92,10 +98,24 @@ class Pump(ABC):
             if isinstance(event, PeerBroken):
                 self.drop(event.peer)
             else:
+                if event.error is not None:
+                    self._tell(event.error)
                 event.on_end(event)
         deadline = engine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)
+
+    def _tell(self, error: BaseException) -> None:
+        """Log a loss once: it fails many operations, whose works do not complain one by one when nobody awaits them."""
+        if isinstance(error, PeerLost):
+            cause: object = error.peers
+        elif isinstance(error, CommunicatorClosed) and error.origin != error.rank:
+            cause = error.origin
+        else:
+            return
+        if cause not in self._told:
+            self._told.add(cause)
+            _log.warning("%s", error)
 
     def _arm(self, deadline: float) -> None:
         if self._timer is not None:

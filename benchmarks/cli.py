@@ -29,12 +29,13 @@ median over the rounds of the mean time of a call, by default that of the slowes
 barrier before each call, outside the time. Every round checks results on every rank, to the last bit.
 Standard output has nccl-tests' columns; lines of its own start with #. docs/benchmarks.md says how to read them.
 
-exit code: 0, 1 if a result was wrong or a rank failed, 2 for a mistake on the command line, 130 for Ctrl-C.
+exit code: 0, 1 if a result was wrong or a rank failed, 2 for a mistake on the command line, 130 for Ctrl-C,
+141 if whoever read the output went away.
 """
 
 
 def main(collective: str, argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark of ``collective``; returns the exit code."""
+    """Run the benchmark of ``collective``; returns the exit code. `KeyboardInterrupt` passes, with no rank left behind."""
     args = sys.argv[1:] if argv is None else list(argv)
     parser = _parser(collective)
     options = parser.parse_args(args)
@@ -44,9 +45,6 @@ def main(collective: str, argv: Sequence[str] | None = None) -> int:
     started = _now()
     try:
         report = launch(run_rank, config.nproc, config, timeout=options.timeout)[0]
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # The reader of our output went away. Nothing is left to say, and nothing may complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

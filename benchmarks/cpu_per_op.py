@@ -27,7 +27,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -133,11 +133,10 @@ def table(figures: dict[str, list[float]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    summary: Callable[[], str] = lambda: (__doc__ or "").partition("\n\n")[2]  # noqa: E731
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cpu_per_op",
         description="CPU time per call of a small allreduce, with and without mismatch detection.",
-        epilog=summary(),
+        epilog=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")

@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
         size = float(number) * _UNITS[unit]
     except ValueError:
         size = -1.0
-    if not (size >= 0 and size == int(size)):
+    if not (size >= 0 and size.is_integer()):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a size: use bytes, or K, M and G for powers of 1024, such as 8, 64K, 1M"
         )

@@ -209,6 +209,10 @@ def test_overlap_is_found_exactly_in_small_views(data: st.DataObject) -> None:
     assert overlaps_itself(shape, strides, itemsize) == brute_overlap(shape, strides, itemsize)
 
 
+def test_interleaved_runs_do_not_overlap() -> None:
+    assert not overlaps_itself((2, 3, 2), (1, 4, 6), 1)  # though the stride of 6 is within the span of 4s
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.data())
 def test_every_slice_and_transpose_of_ordinary_memory_passes_the_rule_for_large_views(
@@ -416,6 +420,8 @@ def test_out_must_have_the_dtype_and_shape_of_the_result() -> None:
     value = describe(np.zeros((2, 3), np.float32))
     with pytest.raises(TypeError, match=r"float32 of shape \(2, 3\), not float64"):
         matches_out(value, describe(np.zeros((2, 3))))
+    with pytest.raises(TypeError, match=r"float32 of shape \(2, 3\), not int32"):
+        matches_out(value, describe(np.zeros((2, 3), np.int32)))
     with pytest.raises(ValueError, match=r"float32 of shape \(2, 3\), not of shape \(3, 2\)"):
         matches_out(value, describe(np.zeros((3, 2), np.float32)))
     with pytest.raises(ValueError, match=r"of shape \(1, 3\)"):

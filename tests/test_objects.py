@@ -41,11 +41,28 @@ class RefusesState:
 
 
 class RaisesOnPickle:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    """Raises its errors in turn, one for each pickler that tries it, the last one from then on."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
 
     def __reduce__(self) -> Any:
-        raise self.error
+        raise self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+
+
+told: list[str] = []
+
+
+class Telltale(Exception):
+    """Says when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (_tell, (str(self),))
+
+
+def _tell(text: str) -> Exception:
+    told.append(text)
+    return Rebuildable(text)
 
 
 class Impostor(Exception):
@@ -114,7 +131,9 @@ def test_the_cause_of_a_failed_pickle_is_the_users_own_error() -> None:
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit(1)], ids=repr)
 def test_running_out_of_memory_and_being_interrupted_pass_through(error: BaseException) -> None:
     with pytest.raises(type(error)):
-        dumps(RaisesOnPickle(error))
+        dumps(RaisesOnPickle(error, ValueError()))
+    with pytest.raises(type(error)):
+        dumps(RaisesOnPickle(ValueError(), error))
 
 
 def test_an_error_while_unpickling_comes_out_unchanged() -> None:
@@ -219,6 +238,8 @@ def test_the_limit_is_in_bytes_and_checked_before_anything_is_read() -> None:
     for form in (data, bytearray(data), memoryview(data)):
         with pytest.raises(ProtocolError, match=f"of {len(data)} bytes, at most {len(data) - 1}"):
             unpack_control(form, len(data) - 1)
+    with pytest.raises(ProtocolError, match=f"of {len(data)} bytes"):
+        unpack_control(memoryview(np.frombuffer(data, np.uint16)), len(data) - 1)
 
 
 def travelled(error: BaseException, safe: bool = False) -> tuple[str, str, str, BaseException | None]:
@@ -251,6 +272,7 @@ def test_asynccolls_own_errors_travel_with_their_data() -> None:
     ids=["two arguments", "unpicklable", "fails to unpickle", "no exception"],
 )
 def test_an_exception_that_cannot_be_rebuilt_travels_as_text(error: BaseException) -> None:
+    assert capture(error)["pickle"] is None
     kind, message, trace, original = travelled(raised(error))
     assert original is None
     assert kind.endswith(type(error).__qualname__)
@@ -260,9 +282,13 @@ def test_an_exception_that_cannot_be_rebuilt_travels_as_text(error: BaseExceptio
 
 def test_safe_restores_no_exception_and_unpickles_nothing() -> None:
     info = capture(Rebuildable("x"))
-    info["pickle"] = pickle.dumps(RefusesState())  # would raise KeyError
     assert restore(info, safe=True) == (f"{__name__}.Rebuildable", "x", info["traceback"], None)
-    assert restore(info)[3] is None
+    info["pickle"] = pickle.dumps(Telltale("x"))
+    told.clear()
+    assert restore(info, safe=True)[3] is None
+    assert told == []
+    assert restore(info)[3] is not None
+    assert told == ["x"]
 
 
 def test_an_exception_without_text_travels() -> None:

@@ -196,6 +196,7 @@ def test_min_and_max_are_independent_of_order_with_one_nan_and_ordered_zeros(nam
 @pytest.mark.parametrize("name", HALVES)
 def test_every_half_pattern_survives_min_and_max_alone(name: str, op: str) -> None:
     every = np.arange(65536, dtype=np.uint16).view(DTYPES[name].storage)
+    every = np.concatenate([every, every[::-7]])  # and on into a second block
     result = reduce(op, name, every).view(np.uint16)
     nan = np.isnan(decode(name, every))
     assert (result[nan] == CANONICAL_NAN[name]).all()
@@ -244,6 +245,7 @@ def test_sums_and_products_hold_one_nan_whichever_rank_held_which(name: str, op:
 @pytest.mark.parametrize("op", ["sum", "avg", "prod"])
 def test_every_half_pattern_round_trips_through_float32(name: str, op: str) -> None:
     every = np.arange(65536, dtype=np.uint16).view(DTYPES[name].storage)
+    every = np.concatenate([every, every[::-7]])  # and on into a second block
     result = reduce(op, name, every).view(np.uint16)
     nan = np.isnan(decode(name, every))
     assert np.array_equal(result[~nan], every.view(np.uint16)[~nan])

@@ -206,7 +206,10 @@ def _load(report: int) -> Any:
 
 def _raise_overdue(job: Job, cause: Overdue) -> NoReturn:
     error = CollectiveTimeout(cause.ranks, cause.limit, OpContext("launch", elapsed=job.elapsed))
-    error.detail = f"{cause}; the job was stopped. Look at what those ranks wait for, or raise timeout=."
+    error.detail = text = (
+        f"{cause}; the job was stopped. Look at what those ranks wait for, or raise timeout=."
+    )
+    error.args = (text,)
     raise error
 
 
@@ -219,10 +222,11 @@ def _raise_failure(job: Job, end: Exit, reports: Sequence[int]) -> NoReturn:
     }
     if end.rank not in failures:
         lost = PeerLost([end.rank], f"{end.reason} (pid {end.pid})", OpContext("launch", elapsed=end.elapsed))
-        lost.detail = (
+        lost.detail = text = (
             f"rank {end.rank} of {job.nproc} {end.reason} (pid {end.pid}) before it had returned a result; "
             "the others were stopped. Look at its output for the cause."
         )
+        lost.args = (text,)
         raise lost
     # Interpreters take their time to end, so ends may come in another order than the failures behind them.
     rank = min(failures, key=lambda rank: failures[rank].when)

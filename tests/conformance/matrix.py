@@ -83,7 +83,7 @@ def fits(case):
 
 # -- the sample -------------------------------------------------------------------------------------------------
 
-_AXES = {
+AXES = {
     "carrier": carriers.CARRIERS,
     "dtype": reference.DTYPES,
     "op": reference.OPS,
@@ -106,7 +106,7 @@ def _counts_in_sample(size):
 
 def _complete(case, rng):
     """Random values for the axes that are None, so that the whole fits; None if there are none."""
-    for axis, values in _AXES.items():
+    for axis, values in AXES.items():
         if case[axis] is not None:
             continue
         if axis == "count":
@@ -121,7 +121,7 @@ def _complete(case, rng):
 
 def _pairs(case):
     # Element counts pair with world sizes only: 5 elements mean nothing without the number of ranks.
-    axes = [axis for axis in _AXES if axis != "count"]
+    axes = [axis for axis in AXES if axis != "count"]
     yield from (((a, case[a]), (b, case[b])) for a, b in itertools.combinations(axes, 2))
 
 
@@ -129,9 +129,9 @@ def sample(seed=0):
     """Combinations in which every pair of axis values meets, and every size its counts; the same for a seed."""
     rng = random.Random(seed)
     missing = set()
-    for a, b in itertools.combinations([axis for axis in _AXES if axis != "count"], 2):
-        missing |= {((a, x), (b, y)) for x in _AXES[a] for y in _AXES[b]}
-    blank = dict.fromkeys(_AXES)
+    for a, b in itertools.combinations([axis for axis in AXES if axis != "count"], 2):
+        missing |= {((a, x), (b, y)) for x in AXES[a] for y in AXES[b]}
+    blank = dict.fromkeys(AXES)
     for pair in sorted(missing, key=repr):
         if _complete({**blank, **dict(pair)}, rng) is None:
             missing.discard(pair)
@@ -188,6 +188,12 @@ def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS):
         ]
         carrier, mode, form = usable[number * 11 % len(usable)]
         yield Combination(size, LARGE, form, op, dtype, carrier, algorithm, mode)
+
+
+def share(cases, which, of):
+    """The ``which``-th of so many shares. At random and not every n-th: the axes repeat with periods of their own."""
+    rng = random.Random(0)
+    return (case for case in cases if rng.randrange(of) == which % of)
 
 
 # -- running one ------------------------------------------------------------------------------------------------
@@ -327,7 +333,9 @@ async def _run(args, sizes, report):
     for size in sizes:
         if time.monotonic() > args.until:
             return
-        cases = _share(full(size), args) if args.full else [case for case in sample() if case.size == size]
+        cases = (
+            share(full(size), *args.share) if args.full else [case for case in sample() if case.size == size]
+        )
         async with _world(args.world, size) as comms:
             report.worlds += 1
             for group in _batched(cases, 16):
@@ -335,16 +343,10 @@ async def _run(args, sizes, report):
                 if time.monotonic() > args.until:
                     return
             if args.full:
-                for case in _share(large(size), args):
+                for case in share(large(size), *args.share):
                     await _count(report, comms, [case])
                     if time.monotonic() > args.until:
                         return
-
-
-def _share(cases, args):
-    # At random and not every N-th: the axes repeat with periods of their own.
-    rng = random.Random(0)
-    return (case for case in cases if rng.randrange(args.shares) == args.share)
 
 
 async def _count(report, comms, group):
@@ -370,9 +372,8 @@ def main():
     parser.add_argument("--sizes", help="world sizes, such as 2,3,16")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after that long")
     args = parser.parse_args()
-    share = args.share if args.full else "1/1"
-    args.share, args.shares = map(int, share.split("/"))
-    args.share %= args.shares
+    shown = args.share if args.full else "1/1"
+    args.share = tuple(map(int, shown.split("/")))
     started = time.monotonic()
     args.until = started + args.seconds
     sizes = tuple(map(int, args.sizes.split(","))) if args.sizes else FULL_SIZES if args.full else SIZES
@@ -382,7 +383,7 @@ def main():
     stopped = " (stopped by --seconds)" if time.monotonic() > args.until else ""
     print(
         f"{args.world}: {report.combinations} combinations, {report.calls} calls, {len(report.wrong)} wrong, "
-        f"{report.worlds} worlds (W = {','.join(map(str, sizes))}), share {share}, "
+        f"{report.worlds} worlds (W = {','.join(map(str, sizes))}), share {shown}, "
         f"{time.monotonic() - started:.0f} s{stopped}"
     )
     return bool(report.wrong)

@@ -1,17 +1,9 @@
 """What a reduction must give, worked out with plain numpy. Knows dtypes, ops and error bounds, not asynccoll.
 
 Values are numpy arrays of *bits*: the dtype itself, and uint16 for bfloat16. Integers and bool are folded in their own
-dtype, so they wrap as numpy's do. Floating point is folded in a wider type and compared within a bound, with
-u = 2^-53 for float64 and complex128, else 2^-24 (half types are summed in float32):
-
-    min, max     exact: NaN wins, -0.0 is below 0.0
-    sum          (W - 1) u sum|x|, for complex in each part
-    avg          (W - 1 + 1) u sum|x| / W
-    prod         (W - 1) u |product|, complex sqrt(5) (W - 1) u |product|
-    half types   one rounding more: 2^-11 (float16) or 2^-8 (bfloat16) of the exact result
-    W = 1        the input
-
-Every NaN is the canonical quiet one. Infinities, and the signs of zeros that are no rounding error, are exact.
+dtype, so they wrap as numpy's do. Floating point is folded in longdouble and held to the bounds of docs/numerics.md; to
+those a complex product adds sqrt(5) u for each multiplication, with which |z| is scaled (Brent, Percival, Zimmermann 2007).
+min and max, infinities, NaN and the signs of zeros that are no rounding error are exact, and so is a world of one.
 """
 
 import numpy as np
@@ -38,12 +30,12 @@ NAN_BITS = {
     "float32": 0x7FC00000,
     "float64": 0x7FF8000000000000,
 }
-# dtype -> (unit roundoff of the sums, of the last rounding, smallest positive number)
+# dtype -> (unit roundoff u of the sums, of the rounding to a half type, half the smallest subnormal)
 PRECISION = {
-    "float16": (2.0**-24, 2.0**-11, 2.0**-24),
-    "bfloat16": (2.0**-24, 2.0**-8, 2.0**-133),
-    "float32": (2.0**-24, 0.0, 2.0**-149),
-    "float64": (2.0**-53, 0.0, np.longdouble(2) ** -1074),
+    "float16": (2.0**-24, 2.0**-11, 2.0**-25),
+    "bfloat16": (2.0**-24, 2.0**-8, 2.0**-134),
+    "float32": (2.0**-24, 0.0, 2.0**-150),
+    "float64": (2.0**-53, 0.0, np.longdouble(2) ** -1075),
 }
 
 
@@ -163,8 +155,8 @@ def _canonical(bits, dtype):
 def _parts(array):
     array = np.ascontiguousarray(array)
     if array.dtype.kind == "c":
-        return array.reshape(array.shape + (1,)).view(array.real.dtype)
-    return array.reshape(array.shape + (1,))
+        return array.reshape((*array.shape, 1)).view(array.real.dtype)
+    return array.reshape((*array.shape, 1))
 
 
 @np.errstate(all="ignore")
@@ -172,22 +164,26 @@ def _rounding(op, dtype, values, result):
     size, real = len(values), part(dtype)
     wide = np.clongdouble if dtype in COMPLEX else np.longdouble
     stack = np.stack([numbers(value, dtype) for value in values]).astype(wide)
-    unit, last, tiny = PRECISION[real]
     exact = stack[0]
     for value in stack[1:]:
         exact = exact * value if op == "prod" else exact + value
     if op == "prod":
-        factor = 5**0.5 if dtype in COMPLEX else 1
-        scale = np.repeat(np.abs(exact)[..., None], 2 if dtype in COMPLEX else 1, -1) * factor
+        scale = np.repeat(np.abs(exact)[..., None], _parts(exact).shape[-1], -1)
+        scale = scale * (5**0.5 if dtype in COMPLEX else 1)
     else:
         scale = np.sum([np.abs(_parts(value)) for value in stack], axis=0)
     exact = _parts(exact)
     roundings = size - 1
     if op == "avg":
         exact, scale, roundings = exact / size, scale / size, size
+    unit, last, tiny = PRECISION[real]
+    bound = scale * (roundings * unit / (1 - roundings * unit))
+    if last:
+        bound = bound + np.maximum(last * (np.abs(exact) + bound), tiny)
+    if op == "avg":
+        bound = bound + (tiny if real == "float64" else 2.0**-150)
     if size == 1:
-        exact, roundings, last, tiny = _parts(stack[0]), 0, 0, 0
-    bound = roundings * unit * scale * 1.001 + last * np.abs(exact) + tiny
+        bound = np.zeros_like(bound)
 
     found = _parts(result)
     read = numbers(found, real).astype(np.longdouble)

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from wires import CALL, KIB, TAG, Wires, frame, frames, operation
 
 from asynccoll.buffers import DTYPES
 from asynccoll.engine import wire
@@ -14,7 +15,6 @@ from asynccoll.engine.programs import reductions
 from asynccoll.engine.transfers import FoldBytes, RecvBytes, SendBytes
 from asynccoll.errors import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, PeerLost
 from asynccoll.reduction import arithmetic
-from wires import CALL, KIB, TAG, Wires, frame, frames, operation
 
 WINDOW = 1024 * KIB
 OTHER = Fingerprint("other")
@@ -56,7 +56,9 @@ def alone(size=2):
 
 class TestStartRound:
     @pytest.mark.parametrize("size", range(2, 18))
-    def test_records_go_along_the_hypercube_at_powers_of_two_and_the_dissemination_graph_elsewhere(self, size):
+    def test_records_go_along_the_hypercube_at_powers_of_two_and_the_dissemination_graph_elsewhere(
+        self, size
+    ):
         wires = Wires(size)
         for rank in range(size):
             wires.start(rank)
@@ -149,13 +151,11 @@ class TestStartRound:
         first, second = bytearray(1), bytearray(1)
         wires.start(0, recv(1, first))
         wires.start(0, recv(1, second))
-        body = stalled = [recv(0, bytearray(1))]
-        wires.start(1, *stalled)
+        wires.start(1, recv(0, bytearray(1)))
         wires.start(1, send(0, b"2"))
         wires.settle()
         assert second == b"2"
         assert [op.seq for op in wires.ended[0]] == [1]
-        assert body
 
     @pytest.mark.parametrize("seed", range(5))
     def test_numbers_are_given_in_call_order_whatever_the_order_of_the_ends(self, seed):
@@ -186,7 +186,8 @@ class TestWhatMustAgree:
     @pytest.mark.parametrize("size", [2, 3, 4, 5])
     def test_wildcards_go_with_any_value_but_two_values_never_go_together(self, size):
         calls = [
-            Fingerprint("broadcast", "array", dtype=dtype, root=0, loose_path=True) for dtype in ("int8", "int16")
+            Fingerprint("broadcast", "array", dtype=dtype, root=0, loose_path=True)
+            for dtype in ("int8", "int16")
         ] + [Fingerprint("broadcast", root=0, loose_path=True)]
         for chosen in itertools.product(calls, repeat=size):
             wires = Wires(size)
@@ -195,7 +196,9 @@ class TestWhatMustAgree:
             wires.settle()
             ends = [wires.results(rank) for rank in range(size)]
             if {calls[0], calls[1]} <= set(chosen):
-                assert all(isinstance(error, CollectiveMismatch) and error.field == "dtype" for (error,) in ends)
+                assert all(
+                    isinstance(error, CollectiveMismatch) and error.field == "dtype" for (error,) in ends
+                )
             else:
                 assert ends == [[None]] * size
 
@@ -514,7 +517,9 @@ class TestEarly:
         # One per round is all that a peer ever sends.
         wires = alone()
         wires.feed(0, 1, frame(wire.START, 0, bytes(1000)) * 2000)
-        kept = sum(len(payload) for early in wires.engines[0].group().early.values() for *_, payload in early.records)
+        kept = sum(
+            len(payload) for early in wires.engines[0].group().early.values() for *_, payload in early.records
+        )
         assert wires.broken[0] or kept <= 256 * KIB
 
     def test_aborts_of_an_operation_that_has_not_been_called_are_bounded(self):
@@ -594,25 +599,41 @@ class TestLanding:
         wires.feed(0, 2, data(0, b"x"))
         assert into == b"e" * self.BULK
 
-    @pytest.mark.parametrize("how", ["cancel", "abort", "foreign record"])
-    def test_when_the_operation_ends_the_rest_goes_to_scratch(self, how):
-        wires = alone()
-        into = bytearray(self.BULK)
-        op = wires.start(0, recv(1, into))
-        wires.feed(0, 1, self.HEAD + b"f" * 40_000)
+    def end(self, wires, op, how):
+        engine = wires.engines[0]
         if how == "cancel":
             wires.cancel(0, op)
-        elif how == "abort":
-            wires.engines[0]._aborts.received(wires.engines[0].group(), 1, 0, op, {"reason": "cancel"})
-        else:
-            wires.engines[0]._aborts.disagree(op)
-        into.extend(b"!")  # fails while a view on it exists
+        elif how == "lost":  # another rank
+            wires.lose(0, 2)
+        elif how == "deadline":
+            wires.tick(1.0)
+        else:  # another rank ended it
+            wires.feed(0, 2, abort(0, reason=how))
+        assert engine.pending() == ([op] if how in ("deadline", "mismatch") else [])
+
+    @pytest.mark.parametrize("how", ["cancel", "lost", "deadline", "mismatch", "closed"])
+    def test_when_the_operation_ends_nothing_refers_to_its_memory(self, how):
+        wires = Wires(3, [0])
+        into = bytearray(self.BULK)
+        op = wires.start(0, recv(1, into), timeout=1.0)
+        wires.feed(0, 1, self.HEAD + b"f" * 40_000)
+        self.end(wires, op, how)
+        into.clear()  # a BufferError while a view on it exists
+
+    @pytest.mark.parametrize("how", ["cancel", "lost", "deadline", "mismatch", "closed"])
+    def test_when_the_operation_ends_the_rest_goes_to_scratch(self, how):
+        wires = Wires(3, [0])
+        into = bytearray(self.BULK)
+        op = wires.start(0, recv(1, into), timeout=1.0)
+        wires.feed(0, 1, self.HEAD + b"f" * 40_000)
+        self.end(wires, op, how)
         wires.feed(0, 1, b"g" * 60_000)
-        assert into == b"f" * 40_000 + bytes(60_000) + b"!"
-        answer = bytearray(1)
-        wires.start(0, recv(1, answer))
-        wires.feed(0, 1, data(1, b"h"))
-        assert answer == b"h"
+        assert into == b"f" * 40_000 + bytes(60_000)
+        if how != "lost":  # the stream is in step
+            answer = bytearray(1)
+            wires.start(0, recv(1, answer))
+            wires.feed(0, 1, data(1, b"h"))
+            assert answer == b"h"
 
     def test_bulk_for_an_operation_that_has_ended_is_dropped(self):
         wires = alone()
@@ -815,7 +836,8 @@ class TestGoodbye:
     def test_nothing_is_sent_to_a_rank_that_has_left(self):
         wires = Wires(3, [0])
         op = wires.start(0)
-        wires.take(0, 1), wires.take(0, 2)
+        wires.take(0, 1)
+        wires.take(0, 2)
         wires.feed(0, 1, self.bye(1))
         wires.cancel(0, op)
         assert wires.take(0, 1) == []
@@ -830,7 +852,9 @@ class TestGoodbye:
         wires.feed(0, 1, wire.goodbye_frame(body))
         assert "malformed goodbye" in str(wires.broken[0][1])
 
-    @pytest.mark.parametrize("text", ["x" * 100_000, "ä" * 60_000, "\ud800"], ids=["long", "wide", "surrogate"])
+    @pytest.mark.parametrize(
+        "text", ["x" * 100_000, "ä" * 60_000, "\ud800"], ids=["long", "wide", "surrogate"]
+    )
     def test_any_cause_can_be_told(self, text):
         # It is made from the exception with which `async with` was left: any text at all.
         wires = Wires(2)
@@ -872,7 +896,8 @@ class TestPeerLost:
         wires.write(0, 1)
         wires.write(0, 1, 1000)
         wires.lose(0, 1)
-        assert wires.take_dirty() == () if hasattr(wires, "take_dirty") else True
+        assert not wires.engines[0].data_to_send(1)
+        wires.start(0, send(1, memory))
         assert not wires.engines[0].data_to_send(1)
         memory.clear()
 
@@ -899,6 +924,29 @@ class TestPeerLost:
         wires.feed(0, 1, frame(99))
         assert list(wires.broken[0]) == [1]
         assert op.error.reason.startswith("protocol error: rank 1 sent a frame of unknown kind")
+
+    def test_so_is_one_that_does_so_after_its_goodbye(self):
+        # It says that it took part in number 0, but what it owes will never come.
+        wires = alone()
+        op = wires.start(0, recv(1, bytearray(1)))
+        wires.feed(0, 1, wire.goodbye_frame({"cause": "bye", "next": {0: 1}}) + frame(99))
+        assert list(wires.broken[0]) == [1]
+        assert isinstance(op.error, PeerLost)
+
+    def test_a_link_that_breaks_between_two_others_ends_the_operation_here_too(self):
+        # They report one another lost and leave in good order; what they owe will never come.
+        wires = Wires(3)
+        ops = [wires.start(rank, recv((rank + 1) % 3, bytearray(1))) for rank in range(3)]
+        wires.settle()
+        wires.lose(1, 2)
+        wires.lose(2, 1)
+        for rank in (1, 2):
+            assert isinstance(ops[rank].error, PeerLost)
+            wires.close(rank, "failed")
+        wires.settle()
+        for rank in (1, 2):
+            wires.lose(0, rank, "left")
+        assert isinstance(ops[0].error, PeerLost | CommunicatorClosed)
 
 
 class TestNames:

@@ -81,7 +81,9 @@ def test_another_interpreter_makes_the_same_digests():
     texts = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30)
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=30
+        )
         assert run.returncode == 0, run.stderr
         texts.append(run.stdout)
     expected = [*digests(CALL), *digests(TestLoosePath.ROOT)]

@@ -3,12 +3,12 @@
 import random
 
 import pytest
+from wires import KIB, frame, operation
 
 from asynccoll.engine import inbound, wire
 from asynccoll.engine.inbound import Inbound, Landing
 from asynccoll.engine.operation import InStream
 from asynccoll.errors import ProtocolError
-from wires import KIB, frame, operation
 
 SMALL = 8 * KIB
 """Payloads up to this size are collected."""

@@ -6,11 +6,11 @@ import weakref
 
 import numpy as np
 import pytest
+from wires import CALL, KIB, operation
 
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, OutStream
 from asynccoll.engine.transfers import FoldBytes, RecvBytes
 from asynccoll.errors import ProtocolError
-from wires import CALL, KIB, operation
 
 
 def test_limits_are_those_that_peers_rely_on():
@@ -209,4 +209,3 @@ class TestAnswer:
 
     def test_no_site_is_an_empty_text(self):
         assert operation().answer()["site"] == ""
-

@@ -2,10 +2,10 @@
 
 import msgpack
 import pytest
+from wires import frames
 
 from asynccoll.engine import wire
 from asynccoll.errors import ProtocolError
-from wires import frames
 
 
 def test_a_header_has_24_bytes_in_the_documented_places():
@@ -23,7 +23,6 @@ def test_kinds_have_the_numbers_that_are_on_the_wire():
 def test_limits_are_those_that_peers_rely_on():
     assert wire.MAX_DATA == 1024 * 1024
     assert wire.MAX_CONTROL == 64 * 1024
-
 
 
 @pytest.mark.parametrize(

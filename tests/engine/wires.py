@@ -190,7 +190,9 @@ class Wires:
         """The same in a random order: writes and reads of 1 to ``largest`` bytes."""
         while True:
             moves = [(self.write, source, peer) for source in self.engines for peer in self.due[source]]
-            moves += [(self.read, *pair) for pair, data in self.flight.items() if data and pair[1] in self.engines]
+            moves += [
+                (self.read, *pair) for pair, data in self.flight.items() if data and pair[1] in self.engines
+            ]
             if not moves:
                 return
             move, source, destination = rng.choice(moves)

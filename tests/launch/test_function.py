@@ -122,6 +122,7 @@ def test_a_rank_that_is_killed_is_named():
         launch(die, 3)
     assert caught.value.peer == 1
     assert caught.value.op == "launch"
+    assert "communicator" not in repr(caught.value)  # there is none
 
 
 @pytest.mark.parametrize("code", [0, 3])

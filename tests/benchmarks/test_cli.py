@@ -1,0 +1,153 @@
+"""Whole runs, as small as they get."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cli, cpu_per_op, import_time, peers
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 120  # seconds after which a run is given up
+
+GLOO = pytest.param(
+    "gloo",
+    marks=[
+        pytest.mark.torch,
+        pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    ],
+)
+
+
+def run(module, *argv):
+    return subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *argv],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+
+
+@pytest.mark.parametrize("peer", ["none", GLOO])
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_a_run_prints_a_table_per_library_and_writes_a_report(peer, loop, tmp_path):
+    path = tmp_path / "report.json"
+    options = ["--nproc", "2", "--peer", peer, "--loop", loop, "--sizes", "8,1K", "--json", str(path)]
+    done = run("allreduce", *options, "-n", "3", "--rounds", "2", "--timeout", "100")
+    assert done.stderr == ""
+    assert done.returncode == 0
+    tables = 1 if peer == "none" else 2
+    lines = done.stdout.splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    assert [row[:5] for row in rows] == tables * [
+        ["8", "2", "float", "sum", "-1"],
+        ["1024", "256", "float", "sum", "-1"],
+    ]
+    assert all(len(row) == 13 and row[8] == row[12] == "0" for row in rows)
+    assert lines.count("# Out of bounds values : 0 OK") == tables
+    assert sum(line.split()[1:2] in (["8"], ["1024"]) for line in lines) == 2 * (tables - 1)  # ratios
+    assert lines[-1] == "# Collective test concluded: all_reduce_perf"
+
+    report = json.loads(path.read_text())
+    assert [entry["size"] for entry in report["results"]] == [8, 1024]
+    assert [len(entry["in_place"]["rounds_us"]) for entry in report["results"]] == [2, 2]
+    assert list(report["peers"]) == ([] if peer == "none" else ["gloo"])
+    assert report["environment"]["loop"] == loop
+    assert report["args"] == [*options, "-n", "3", "--rounds", "2", "--timeout", "100"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("op", ["prod", "max"])
+def test_gloo_agrees_in_bfloat16(op):
+    pytest.importorskip("torch")
+    pytest.importorskip("ml_dtypes")
+    done = run("allreduce", "-d", "bfloat16", "-o", op, "--sizes", "1K", "-n", "1", "--rounds", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("# Out of bounds values : 0 OK") == 2
+
+
+def test_the_time_limit_ends_a_run():
+    done = run("allreduce", "--peer", "none", "--rounds", "1000000", "--sizes", "8", "--timeout", "3")
+    assert done.returncode == 1
+    assert "still running after the limit of 3 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def refused(capsys, *argv):
+    """What the command line says about ``argv``, which it must not accept."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main("allreduce", argv)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
+    message = refused(capsys, "--peer", "gloo")
+    assert "pip install torch" in message
+    assert "--peer none" in message
+
+
+def test_without_uvloop_it_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+    assert "--loop asyncio" in refused(capsys, "--peer", "none")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nproc", "0"], "at least 1"),
+        (["-b", "2x"], "not a size"),
+        (["-b", "1M", "-e", "8"], "larger than"),
+        (["-i", "0"], "never gets"),
+        (["-f", "1"], "at least 2"),
+        (["--sizes", "2"], "smallest size is 4"),
+        (["-d", "complex"], "invalid choice"),
+        (["-o", "median"], "invalid choice"),
+        (["--algorithm", "magic"], "invalid choice"),
+        (["--peer", "mpi"], "invalid choice"),
+        (["--rounds", "0"], "at least 1"),
+        (["--timeout", "-1"], "not a positive number"),
+        (["-d", "half", "--nproc", "1000"], "not exact"),
+        (["--json", "/no/such/place/report.json"], "no directory"),
+    ],
+)
+def test_mistakes_are_explained_and_nothing_is_started(capsys, monkeypatch, argv, message):
+    monkeypatch.setattr(cli, "launch", lambda *args, **kwargs: pytest.fail("it was started"))
+    assert message in refused(capsys, "--peer", "none", *argv)
+
+
+def test_gloo_is_not_asked_for_what_it_does_not_have():
+    pytest.importorskip("torch")
+    assert "no sum of uint32" in peers.missing("gloo", "uint32", "sum")
+    assert "no avg of int64" in peers.missing("gloo", "int64", "avg")
+    assert peers.missing("gloo", "float", "avg") is None
+
+
+def test_a_wrong_result_is_an_exit_code_of_1(monkeypatch):
+    monkeypatch.setattr(cli, "launch", lambda *args, **kwargs: ["a report"])
+    monkeypatch.setattr(cli, "wrong_elements", lambda report: 3)
+    assert cli.main("allreduce", ["--peer", "none"]) == 1
+    monkeypatch.setattr(cli, "wrong_elements", lambda report: 0)
+    assert cli.main("allreduce", ["--peer", "none"]) == 0
+
+
+def test_cpu_per_op_measures_each_mode():
+    done = run("cpu_per_op", "--rounds", "2", "-n", "20", "--timeout", "100")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [row[0] for row in rows] == list(cpu_per_op.MODES)
+    assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_import_time_tells_what_asynccoll_loads():
+    run_ = import_time.one_run()
+    assert "asynccoll" in run_.modules
+    assert "numpy" not in run_.modules
+    assert all(milliseconds > 0 for milliseconds in (*run_.base_ms, *run_.added_ms))
+    assert import_time.unwelcome(["asynccoll", "torch.nn", "richly"]) == ["torch.nn"]

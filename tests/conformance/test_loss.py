@@ -1,0 +1,275 @@
+"""A rank dies: every pending operation of the others fails with `PeerLost` that names it, and nothing hangs or floods."""
+
+import asyncio
+import gc
+import itertools
+import logging
+import random
+
+import numpy as np
+import pytest
+from faults import crash, in_virtual_time, loop_complaints, settle, turns
+from ranks import outcomes
+
+from asynccoll import CommunicatorClosed, PeerLost
+from asynccoll.sim.driver import Conditions
+
+CALLS = {
+    "barrier": lambda comm: comm.barrier(),
+    "allreduce": lambda comm: comm.allreduce(np.ones(9)),
+    "large allreduce by ring": lambda comm: comm.allreduce(np.ones(300_000), algorithm="ring"),
+    "large allreduce by tree": lambda comm: comm.allreduce_(np.ones(300_000), algorithm="tree"),
+    "broadcast": lambda comm: comm.broadcast(np.ones(300_000) if comm.rank == 0 else None),
+    "allgather": lambda comm: comm.allgather(np.ones(300_000)),
+    "tree of arrays": lambda comm: comm.allreduce_tree({"a": np.ones(300_000)}),
+    "objects": lambda comm: comm.allreduce(["x" * 1_000_000]),
+}
+
+
+def assert_lost(error, dead, rank):
+    assert type(error) is PeerLost, error
+    assert (error.peer, error.peers) == (dead, {dead})
+    assert error.rank == rank
+    assert error.group == "world"
+    assert error.reason == "connection closed without goodbye" or "reset" in error.reason
+    assert f"lost rank {dead} (" in str(error)
+
+
+def survivors_of(comms, *dead):
+    return [comm for comm in comms if comm.rank not in dead]
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["end of stream", "reset"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+async def test_every_pending_operation_names_the_rank_that_did_not_come(world, size, reset):
+    for dead in range(size):
+        async with world(size) as comms:
+            survivors = survivors_of(comms, dead)
+            works = [(comm, CALLS[call](comm)) for comm in survivors for call in CALLS]
+            await turns(3)
+            crash(comms[dead], reset=reset)
+            results = await asyncio.gather(*(work for _, work in works), return_exceptions=True)
+            for (comm, _), error in zip(works, results, strict=True):
+                assert_lost(error, dead, comm.rank)
+            assert [comm.pending() for comm in survivors] == [[]] * (size - 1)
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_death_at_any_moment_of_an_operation(world, call):
+    rng = random.Random(call)
+    for number in range(12 if in_virtual_time() else 6):
+        size = 2 + number % 3
+        dead = rng.randrange(size)
+        async with world(size, seed=number) as comms:
+            works = [CALLS[call](comm) for comm in comms]
+            if in_virtual_time():
+                await asyncio.sleep(rng.choice([0.001, 0.01, 0.1, 0.5]) * rng.random())
+            else:
+                await turns(rng.randrange(12))
+            before = [work.done() for work in works]
+            crash(comms[dead])
+            survivors = survivors_of(comms, dead)
+            results = await asyncio.gather(*(works[comm.rank] for comm in survivors), return_exceptions=True)
+            for comm, result in zip(survivors, results, strict=True):
+                if isinstance(result, BaseException):
+                    assert_lost(result, dead, comm.rank)
+                    assert not before[comm.rank]
+            assert [comm.pending() for comm in survivors] == [[]] * (size - 1)
+
+
+async def test_survivors_hear_of_it_within_a_round_trip(world):
+    if not in_virtual_time():
+        pytest.skip("asserts elapsed time")
+    async with world(4) as comms:
+        works = [comm.barrier() for comm in comms[:3]]
+        await asyncio.sleep(1.0)
+        died = asyncio.get_running_loop().time()
+        crash(comms[3])
+        for error in await asyncio.gather(*works, return_exceptions=True):
+            assert_lost(error, 3, error.rank)
+            assert 1.0 < error.elapsed < 1.0 + 0.01
+        assert asyncio.get_running_loop().time() - died < 0.01
+
+
+async def test_every_later_operation_fails_at_once(world):
+    async with world(3) as comms:
+        crash(comms[1])
+        await settle()
+        for call, comm in itertools.product(CALLS.values(), survivors_of(comms, 1)):
+            work = call(comm)
+            assert work.done()
+            assert_lost(work.exception(), 1, comm.rank)
+
+
+async def test_a_call_with_a_bad_argument_after_a_loss_ends_too(world):
+    async with world(2) as comms:
+        crash(comms[1])
+        await settle()
+        work = comms[0].allreduce(np.ones(9), op="no such op")
+        assert work.done()
+        assert isinstance(work.exception(), ValueError | PeerLost)
+        assert comms[0].pending() == []
+
+
+async def test_closing_after_a_loss_is_quick(world):
+    async with world(4) as comms:
+        loop = asyncio.get_running_loop()
+        works = [comm.allreduce(np.ones(300_000)) for comm in comms]
+        await turns(2)
+        crash(comms[2])
+        survivors = survivors_of(comms, 2)
+        await asyncio.gather(*(works[comm.rank] for comm in survivors), return_exceptions=True)
+        started = loop.time()
+        await asyncio.gather(*(comm.close() for comm in survivors))
+        if in_virtual_time():
+            assert loop.time() - started < 0.5
+
+
+async def test_of_two_deaths_only_the_dead_are_named(world):
+    for dead in itertools.combinations(range(4), 2):
+        async with world(4) as comms:
+            survivors = survivors_of(comms, *dead)
+            works = [comm.allreduce(np.ones(300_000)) for comm in survivors]
+            await turns(2)
+            for rank in dead:
+                crash(comms[rank])
+            for error in await asyncio.gather(*works, return_exceptions=True):
+                assert type(error) is PeerLost
+                assert error.peers
+                assert error.peers <= set(dead)
+            await settle()
+            later = await outcomes(survivors, lambda comm: comm.barrier())
+            assert [error.peers for error in later] == [set(dead)] * 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_survivor_that_leaves_because_of_a_loss_is_not_blamed(world, seed):
+    async with world(4, seed=seed) as comms:
+        dead = seed % 4
+
+        async def work_until_it_fails(comm):
+            async with comm:  # leaves at once when the operation fails
+                await comm.allreduce(np.ones(1000))
+
+        survivors = survivors_of(comms, dead)
+        tasks = [asyncio.create_task(work_until_it_fails(comm)) for comm in survivors]
+        await asyncio.sleep(0.01)
+        crash(comms[dead])
+        for comm, error in zip(survivors, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+            assert_lost(error, dead, comm.rank)
+
+
+async def test_a_death_after_a_goodbye_is_no_loss(world):
+    async with world(3) as comms:
+        work = comms[0].barrier()
+        closing = asyncio.create_task(comms[1].close())
+        await settle()
+        crash(comms[1])
+        with pytest.raises(CommunicatorClosed) as caught:
+            await work
+        assert caught.value.origin == 1
+        await closing
+
+
+async def test_an_operation_that_was_complete_keeps_its_result(world):
+    async with world(3) as comms:
+        works = [comm.allreduce(comm.rank) for comm in comms]
+        assert await asyncio.gather(*works) == [3, 3, 3]
+        crash(comms[2])
+        await settle()
+        assert [work.result() for work in works] == [3, 3, 3]
+
+
+async def test_memory_is_not_touched_after_a_loss(world):
+    async with world(3) as comms:
+        arrays = [np.ones(1_000_000, np.float32) for _ in comms]
+
+        async def one(comm):
+            with pytest.raises(PeerLost):
+                await comm.allreduce_(arrays[comm.rank])
+            arrays[comm.rank].view("uint8")[:] = 0xA5
+
+        tasks = [asyncio.create_task(one(comm)) for comm in comms[:2]]
+        comms[2].allreduce_(arrays[2])
+        await (asyncio.sleep(0.05) if in_virtual_time() else turns(3))
+        crash(comms[2])
+        await asyncio.gather(*tasks)
+        await settle()
+        assert (arrays[0].view("uint8") == 0xA5).all()
+        assert (arrays[1].view("uint8") == 0xA5).all()
+
+
+async def test_a_loss_with_a_hundred_operations_that_nobody_awaits_does_not_flood_the_log(world, caplog):
+    with loop_complaints() as complaints, caplog.at_level(logging.DEBUG):
+        async with world(3) as comms:
+            for _ in range(100):
+                comms[0].allreduce(np.ones(9))
+                comms[1].allreduce(np.ones(9))
+            await settle()
+            crash(comms[2])
+            await settle()
+            assert [comms[0].pending(), comms[1].pending()] == [[], []]
+            gc.collect()
+            await turns(2)
+    assert complaints == []
+    lines = [record for record in caplog.records if record.name.startswith("asynccoll")]
+    assert len(lines) <= 2  # one cause, two survivors in this process
+
+
+async def test_a_loss_that_nobody_awaits_is_told_once(world, caplog):
+    with caplog.at_level(logging.DEBUG):
+        async with world(2) as comms:
+            for _ in range(100):
+                comms[0].allreduce(np.ones(9))
+            await settle()
+            crash(comms[1])
+            await settle()
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("asynccoll")]
+    assert len(lines) == 1
+    assert "rank 1" in lines[0]
+
+
+async def test_a_failure_that_nobody_awaits_is_told_by_the_loop(world):
+    with loop_complaints() as complaints:
+        async with world(2) as comms:
+            await outcomes(comms[:1], lambda comm: comm.allreduce(1, timeout=0.05))  # awaited: silent
+            comms[1].allreduce(1)
+            await settle()
+            gc.collect()
+            await turns(2)
+            assert len(complaints) == 1
+            complaints.clear()
+            comms[0].allreduce(1, "no such op")
+            await outcomes(comms[1:], lambda comm: comm.allreduce(1))
+            gc.collect()
+            await turns(2)
+            assert len(complaints) == 1
+
+
+async def test_works_that_are_not_kept_still_finish(world):
+    async with world(2) as comms:
+        results = []
+        for number in range(300):
+            comms[0].allreduce(np.full(9, number)).add_done_callback(lambda work: results.append(work.result()[0]))
+            if number % 50 == 0:
+                gc.collect()
+        for number in range(300):
+            total = await comms[1].allreduce(np.full(9, number))
+            assert total[0] == 2 * number
+        await settle()
+        assert results == [2 * number for number in range(300)]
+
+
+async def test_a_broken_peer_is_cut_off_and_named(world):
+    # A peer that sends what is not the wire format is as good as dead, but says why.
+    async with world(3, conditions=Conditions(delay=0.002)) as comms:
+        works = [comm.barrier() for comm in comms[:2]]
+        comms[2]._pump.engine._outboxes[0].control.append(b"\xff" * 24)
+        comms[2]._pump.write(0)
+        with pytest.raises(PeerLost) as caught:
+            await works[0]
+        assert caught.value.peer == 2
+        assert "unknown kind 255" in caught.value.reason
+        crash(comms[2])
+        with pytest.raises(PeerLost):
+            await works[1]

@@ -1,0 +1,273 @@
+"""Deadlines: a rank that does not call is named by all others in time, and finds an error when it does call."""
+
+import asyncio
+import itertools
+import math
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from faults import in_step, in_virtual_time, settle, turns
+from ranks import outcomes
+
+from asynccoll import CollectiveCancelled, CollectiveTimeout
+from asynccoll.sim.driver import Conditions
+
+LIMIT = 0.05
+"""Seconds. In the simulation they are exact; elsewhere they are only waited for."""
+LATENCY = 0.05
+"""Virtual seconds in which a few frames cross the simulated network behind what is already under way (at most 2 ms a piece)."""
+FAST = Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 18)
+"""Links that carry a few segments within the latency."""
+
+CALLS = {
+    "barrier": lambda comm: comm.barrier(timeout=LIMIT),
+    "allreduce": lambda comm: comm.allreduce(np.ones(9), timeout=LIMIT),
+    "large allreduce": lambda comm: comm.allreduce(np.ones(300_000), timeout=LIMIT),
+    "large allreduce in place": lambda comm: comm.allreduce_(np.ones(300_000), timeout=LIMIT),
+    "broadcast": lambda comm: comm.broadcast(np.ones(300_000), timeout=LIMIT),
+    "allgather": lambda comm: comm.allgather(np.ones(300_000), timeout=LIMIT),
+    "tree": lambda comm: comm.allreduce_tree({"a": np.ones(9)}, timeout=LIMIT),
+    "objects": lambda comm: comm.allreduce([comm.rank], timeout=LIMIT),
+}
+
+
+def absences(size):
+    """Every rank alone, and every pair where somebody is left."""
+    return [
+        set(absent) for count in (1, 2) for absent in itertools.combinations(range(size), count) if count < size
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("call", CALLS)
+async def test_every_caller_names_exactly_the_absent_ranks(world, call, size):
+    async with world(size, conditions=FAST) as comms:
+        loop = asyncio.get_running_loop()
+        for absent in absences(size) if in_virtual_time() else [{0}, {size - 1}]:
+            callers = [comm for comm in comms if comm.rank not in absent]
+            started = loop.time()
+            results = await outcomes(callers, CALLS[call])
+            elapsed = loop.time() - started
+            for comm, error in zip(callers, results, strict=True):
+                assert type(error) is CollectiveTimeout
+                assert error.missing == absent
+                assert 0 < error.limit <= LIMIT + 0.005  # less where this rank called after the first
+                assert error.rank == comm.rank
+                assert isinstance(error, TimeoutError)
+            if in_virtual_time():
+                assert LIMIT <= elapsed < LIMIT + LATENCY
+                assert all(LIMIT <= error.elapsed < LIMIT + LATENCY for error in results)
+                assert all(error.limit == LIMIT for error in results)
+
+            for rank in absent:  # late: an error at once, and none of the others' bytes
+                work = CALLS[call](comms[rank])
+                assert work.done()
+                error = work.exception()
+                assert type(error) is CollectiveTimeout
+                assert error.missing == {rank}
+                assert "before the others gave up" in str(error)
+            await in_step(comms)
+
+
+async def test_a_late_call_of_another_kind_fails_as_well(world):
+    async with world(3) as comms:
+        results = await outcomes(comms[:2], lambda comm: comm.allreduce(np.ones(70_000), timeout=LIMIT))
+        assert [type(error) for error in results] == [CollectiveTimeout] * 2
+        with pytest.raises(CollectiveTimeout):
+            await comms[2].allgather("something else")
+        await in_step(comms)
+
+
+async def test_the_tightest_deadline_of_all_ranks_holds(world):
+    async with world(4) as comms:
+        loop = asyncio.get_running_loop()
+        limits = (500.0, LIMIT, None, 500.0)
+        for absent in range(4):
+            tight = [rank for rank in (1, 0) if rank != absent][0]
+            ordered = {tight: LIMIT}
+            started = loop.time()
+            results = await outcomes(
+                [comm for comm in comms if comm.rank != absent],
+                lambda comm, ordered=ordered: comm.barrier(timeout=ordered.get(comm.rank, limits[0])),
+            )
+            assert [(type(error), error.missing) for error in results] == [(CollectiveTimeout, {absent})] * 3
+            if in_virtual_time():
+                assert LIMIT <= loop.time() - started < LIMIT + LATENCY
+            with pytest.raises(CollectiveTimeout):
+                await comms[absent].barrier()
+            await in_step(comms)
+
+
+async def test_a_deadline_counts_from_the_call_on_the_rank_that_set_it(world):
+    async with world(2) as comms:
+        loop = asyncio.get_running_loop()
+        patient = comms[0].allreduce(np.ones(9), timeout=500.0)
+        await asyncio.sleep(2 * LIMIT)
+        impatient = comms[1].allreduce(np.ones(9), timeout=LIMIT)
+        np.testing.assert_array_equal(await patient, await impatient)
+        started = loop.time()
+        lonely = comms[1].barrier(timeout=timedelta(seconds=LIMIT))
+        with pytest.raises(CollectiveTimeout):
+            await lonely
+        if in_virtual_time():
+            assert loop.time() - started < LIMIT + LATENCY
+        with pytest.raises(CollectiveTimeout):
+            await comms[0].barrier()
+        await in_step(comms)
+
+
+async def test_the_communicators_own_limit_is_the_default(world):
+    async with world(2, timeout=LIMIT) as comms:
+        with pytest.raises(CollectiveTimeout) as caught:
+            await comms[0].barrier()
+        assert caught.value.limit == LIMIT
+        with pytest.raises(CollectiveTimeout):
+            await comms[1].barrier()
+        await in_step(comms)
+
+
+async def test_a_call_may_be_more_patient_than_its_communicator(world):
+    async with world(2, timeout=LIMIT) as comms:
+        works = [comms[0].allreduce(1, timeout=60.0)]
+        await asyncio.sleep(3 * LIMIT)
+        works.append(comms[1].allreduce(2, timeout=60.0))
+        assert await asyncio.gather(*works) == [3, 3]
+        await in_step(comms)
+
+
+@pytest.mark.parametrize("limit", [math.inf, 1e300, 1e9])
+async def test_an_endless_limit_is_a_limit_like_any_other(world, limit):
+    async with world(2, timeout=2.0) as comms:
+        results = await outcomes(comms, lambda comm: comm.allreduce(1, timeout=limit))
+        assert results == [2, 2]
+        await in_step(comms)
+
+
+async def test_operations_around_one_that_timed_out_complete(world):
+    async with world(2) as comms:
+        first = [comms[0].allreduce(np.ones(300_000)), comms[1].allreduce(np.ones(300_000))]
+        doomed = comms[0].broadcast(np.ones(300_000), timeout=LIMIT)
+        after = comms[0].allgather(0)
+        with pytest.raises(CollectiveTimeout):
+            await doomed
+        np.testing.assert_array_equal(*(await asyncio.gather(*first)))
+        with pytest.raises(CollectiveTimeout):
+            await comms[1].broadcast()
+        assert await comms[1].allgather(1) == await after == [0, 1]
+        await in_step(comms)
+
+
+async def test_memory_is_not_touched_after_a_timeout(world):
+    async with world(3) as comms:
+        arrays = [np.full(300_000, comm.rank, np.float32) for comm in comms]
+
+        async def one(comm):
+            with pytest.raises(CollectiveTimeout):
+                await comm.allreduce_(arrays[comm.rank], timeout=LIMIT)
+            arrays[comm.rank].view("uint8")[:] = 0xA5
+
+        await asyncio.gather(*map(one, comms[:2]))
+        await one(comms[2])
+        await in_step(comms)
+        assert all((array.view("uint8") == 0xA5).all() for array in arrays)
+
+
+async def test_a_call_that_crosses_the_deadline_ends_well_or_with_a_timeout(world):
+    if not in_virtual_time():
+        pytest.skip("the moment can be chosen in virtual time only")
+    async with world(3) as comms:
+        rng = np.random.default_rng(11)
+        kinds = set()
+        for number in range(60):
+            delay = LIMIT + rng.uniform(-0.004, 0.008)
+            late = number % 3
+
+            async def one(comm, delay=delay, late=late):
+                if comm.rank == late:
+                    await asyncio.sleep(delay)
+                return await comm.allreduce(np.full(9, comm.rank + 1.0), timeout=LIMIT)
+
+            results = await outcomes(comms, one)
+            for result in results:
+                if isinstance(result, CollectiveTimeout):
+                    assert result.missing <= {late}
+                else:
+                    np.testing.assert_array_equal(result, np.full(9, 6.0))
+            kinds.add(sum(isinstance(result, CollectiveTimeout) for result in results))
+            await in_step(comms)
+        assert {0, 3} <= kinds
+
+
+async def test_a_rank_whose_loop_is_held_shows_as_missing(world):
+    # Rank 1 has called, but then it does not run: nobody hears its answer, so after half a second it counts as absent.
+    if in_virtual_time():
+        pytest.skip("a held loop cannot be had in one virtual clock")
+    async with world(3) as comms:
+        driver = comms[1]._pump
+        for peer, sock in driver._sockets.items():
+            driver.loop.remove_reader(sock.fileno())
+            driver._blocked.add(peer)  # it writes nothing either
+        works = [comm.allreduce(np.ones(9), timeout=LIMIT) for comm in comms]
+        results = await asyncio.gather(works[0], works[2], return_exceptions=True)
+        assert [(type(error), error.missing) for error in results] == [(CollectiveTimeout, {1})] * 2
+        for peer, sock in driver._sockets.items():
+            driver.loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+            driver._blocked.discard(peer)
+            driver.write(peer)
+        with pytest.raises(CollectiveTimeout):
+            await works[1]
+        await in_step(comms)
+
+
+# -- asyncio's own ways of limiting a wait: they cancel ---------------------------------------------------------
+
+
+async def test_wait_for_cancels_everywhere(world):
+    async with world(2) as comms:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(comms[0].allreduce(np.ones(300_000)), LIMIT)
+        await settle()
+        with pytest.raises(CollectiveCancelled) as caught:
+            await comms[1].allreduce(np.ones(300_000))
+        assert caught.value.origin == 0
+        await in_step(comms)
+
+
+async def test_asyncio_timeout_cancels_everywhere(world):
+    async with world(2) as comms:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(LIMIT):
+                await comms[1].allreduce(np.ones(300_000))
+        await settle()
+        with pytest.raises(CollectiveCancelled) as caught:
+            await comms[0].allreduce(np.ones(300_000))
+        assert caught.value.origin == 1
+        await in_step(comms)
+
+
+async def test_wait_for_of_an_operation_in_time_gives_its_result(world):
+    async with world(2) as comms:
+        works = [asyncio.wait_for(comm.allreduce(comm.rank), 60.0) for comm in comms]
+        assert await asyncio.gather(*works) == [1, 1]
+        assert await asyncio.gather(*(asyncio.wait_for(comm.barrier().wait(), 60.0) for comm in comms)) == [
+            None,
+            None,
+        ]
+        await in_step(comms)
+
+
+async def test_a_timeout_is_over_when_the_operation_is(world):
+    # No timer of a finished operation may fail a later one, or be left behind.
+    async with world(2) as comms:
+        for _ in range(20):
+            await outcomes(comms, lambda comm: comm.allreduce(1, timeout=LIMIT))
+        if in_virtual_time():
+            await asyncio.sleep(10 * LIMIT)
+        else:
+            await turns(5)
+        works = [comms[0].allreduce(1)]
+        await asyncio.sleep(2 * LIMIT)
+        works.append(comms[1].allreduce(1))
+        assert await asyncio.gather(*works) == [2, 2]
+        await in_step(comms)

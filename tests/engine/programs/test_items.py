@@ -1,0 +1,290 @@
+"""Whole values as programs: what travels beside the description, where payload lands, who folds."""
+
+import random
+
+import pytest
+from wires import KIB, Wires, frame, operation
+
+from asynccoll.algorithms.tree import family
+from asynccoll.engine import wire
+from asynccoll.engine.programs import items
+from asynccoll.engine.programs.items import Item
+from asynccoll.errors import ProtocolError, RemoteError
+from asynccoll.objects import dumps, loads
+
+INLINE = 4096
+SIZES = (0, 1, INLINE, INLINE + 1, 300_000)
+
+
+class Keep:
+    """A codec that hands out bytearrays and remembers what it was told."""
+
+    def __init__(self):
+        self.told = []
+        self.memory = {}
+
+    def keep(self, item):
+        self.own = item
+
+    def place(self, rank, meta, nbytes):
+        self.told.append((rank, meta, nbytes))
+        memory = self.memory[rank] = bytearray(nbytes)
+        return memoryview(memory)
+
+    def value(self, rank):
+        return self.memory.get(rank, getattr(self, "own", None))
+
+
+def item(seed, nbytes):
+    return Item(f"meta {seed}".encode(), memoryview(random.Random(seed).randbytes(nbytes)))
+
+
+class TestBroadcast:
+    def run(self, size, root, nbytes, shuffled=None):
+        wires, sent = Wires(size), item(root, nbytes)
+        codecs = [Keep() for _ in range(size)]
+        for rank, codec in enumerate(codecs):
+            given = sent if rank == root else None
+            wires.start(rank, program=items.broadcast(given, codec, rank, size, root))
+        if shuffled is None:
+            wires.settle()
+        else:
+            wires.shuffle(*shuffled)
+        wires.assert_idle()
+        for rank, codec in enumerate(codecs):
+            (result,) = wires.results(rank)
+            if rank == root:
+                assert result is sent
+            else:
+                assert result == sent.payload
+                assert codec.told == [(root, sent.meta, nbytes)]
+        return wires
+
+    @pytest.mark.parametrize("nbytes", SIZES)
+    def test_every_root_reaches_every_rank(self, nbytes):
+        for size in (2, 3, 5, 8):
+            for root in range(size):
+                self.run(size, root, nbytes)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_random_reads_and_writes_make_no_difference(self, seed):
+        self.run(5, 1, 700_000, (random.Random(seed), 300_000))
+
+    @pytest.mark.parametrize(("nbytes", "beside"), [(INLINE, True), (INLINE + 1, False)])
+    def test_up_to_4_kib_travel_beside_the_description(self, nbytes, beside):
+        wires = self.run(2, 0, nbytes)
+        data = [len(f.payload) for f in wires.sent(0) if f.kind == wire.DATA]
+        description = 8 + 12 + len(b"meta 0")
+        assert sum(data) == description + nbytes
+        assert (description in data) == (not beside)
+
+    def test_a_rank_passes_a_segment_on_before_it_has_the_next(self):
+        middle = next(rank for rank in range(1, 4) if family(rank, 4, 0)[1])
+        parent, (child,) = family(middle, 4, 0)
+        wires = Wires(4, [middle])
+        wires.start(middle, program=items.broadcast(None, Keep(), middle, 4, 0))
+        message = items._encode(b"m", 600_000, None)
+        head = len(message).to_bytes(8, "little") + message
+        wires.feed(middle, parent, frame(wire.DATA, 0, head, flags=1))
+        wires.feed(middle, parent, frame(wire.DATA, 0, b"a" * 256 * KIB))
+        wires.feed(middle, child, wire.ready_frame(0, 0, 1 << 30))
+        sent = [len(f.payload) for f in wires.take(middle, child) if f.kind == wire.DATA]
+        assert sum(sent) == len(head) + 256 * KIB
+        assert wires.engines[middle].pending()[0].program is not None
+
+    def test_a_codec_that_refuses_ends_it_everywhere(self):
+        wires = Wires(3)
+
+        class Refuses(Keep):
+            def place(self, rank, meta, nbytes):
+                raise MemoryError("too much")
+
+        for rank in range(3):
+            codec = Refuses() if rank == 1 else Keep()
+            given = item(0, 300_000) if rank == 0 else None
+            wires.start(rank, program=items.broadcast(given, codec, rank, 3, 0))
+        wires.settle()
+        assert isinstance(wires.results(1)[0], MemoryError)
+        assert wires.results(0)[0].type_name == "MemoryError"
+        wires.assert_idle()
+
+
+class TestAllgather:
+    def run(self, payloads, algorithm="ring", shuffled=None):
+        size = len(payloads)
+        wires, asked = Wires(size), []
+        sent = [item(rank, nbytes) for rank, nbytes in enumerate(payloads)]
+
+        def choose(largest):
+            asked.append(largest)
+            return algorithm
+
+        for rank in range(size):
+            wires.start(rank, program=items.allgather(sent[rank], Keep(), rank, size, choose))
+        if shuffled is None:
+            wires.settle()
+        else:
+            wires.shuffle(*shuffled)
+        wires.assert_idle()
+        for rank in range(size):
+            (result,) = wires.results(rank)
+            assert result[rank] is sent[rank]
+            for other in range(size):
+                if other != rank:
+                    assert result[other] == sent[other].payload
+        return wires, asked
+
+    @pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+    def test_values_of_all_sizes_come_in_rank_order(self, algorithm):
+        for size in (2, 3, 4, 5, 7, 8):
+            rng = random.Random(size)
+            for _ in range(3):
+                self.run([rng.choice(SIZES) for _ in range(size)], algorithm)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_random_reads_and_writes_make_no_difference(self, seed):
+        rng = random.Random(seed)
+        self.run([rng.choice(SIZES) for _ in range(5)], shuffled=(rng, 200_000))
+
+    def test_every_rank_chooses_by_the_largest(self):
+        _, asked = self.run([10, 5000, 4097, 0])
+        assert asked == [5000] * 4
+
+    def test_small_values_need_no_second_phase(self):
+        wires, asked = self.run([INLINE] * 4)
+        assert asked == []
+        for rank in range(4):
+            assert sum(f.kind == wire.DATA for f in wires.sent(rank)) <= 2 * 2
+
+    def test_each_large_value_is_received_once(self):
+        wires, _ = self.run([100_000] * 4)
+        for rank in range(4):
+            got = sum(
+                len(f.payload)
+                for other in range(4)
+                if other != rank
+                for f in wires.sent(other, rank)
+                if f.kind == wire.DATA
+            )
+            assert 300_000 <= got < 300_000 + 1000
+
+    def test_the_codec_is_told_what_each_rank_has(self):
+        codec = Keep()
+        wires = Wires(3)
+        for rank in range(3):
+            program = items.allgather(
+                item(rank, rank), codec if rank == 1 else Keep(), rank, 3, lambda _: "ring"
+            )
+            wires.start(rank, program=program)
+        wires.settle()
+        assert codec.told == [(0, b"meta 0", 0), (2, b"meta 2", 2)]
+
+
+class TestDescriptions:
+    def test_they_come_back_one_after_the_other(self):
+        payload = memoryview(b"abc")
+        message = (
+            items._encode(b"m", 3, payload)
+            + items._encode(b"", 5000, payload)
+            + items._encode(b"xy", 0, None)
+        )
+        reader = items._Reader(message)
+        assert [(m, n, p if p is None else bytes(p)) for m, n, p in (reader.item() for _ in range(3))] == [
+            (b"m", 3, b"abc"),
+            (b"", 5000, None),
+            (b"xy", 0, b""),
+        ]
+
+    def test_one_that_is_cut_short_is_a_protocol_error(self):
+        message = items._encode(b"meta", 3, memoryview(b"abc"))
+        for cut in range(len(message)):
+            with pytest.raises(ProtocolError, match="cut short"):
+                items._Reader(message[:cut]).item()
+
+    def test_a_length_beyond_the_message_is_a_protocol_error(self):
+        for head in (items._HEAD.pack(0xFFFFFFFF, 0), items._HEAD.pack(0, 4000)):
+            with pytest.raises(ProtocolError, match="cut short"):
+                items._Reader(head).item()
+
+    def test_on_the_wire_it_ends_the_operation_everywhere(self):
+        wires = Wires(2, [0])
+        op = wires.submit(0, operation(program=items.broadcast(None, Keep(), 0, 2, 1)))
+        wires.feed(0, 1, frame(wire.DATA, 0, (3).to_bytes(8, "little") + b"abc", flags=1))
+        assert isinstance(op.error, ProtocolError)
+        assert wire.ABORT in [f.kind for f in wires.take(0, 1)]
+
+    @pytest.mark.parametrize("length", [1 << 62, (1 << 64) - 1])
+    def test_a_length_that_nobody_can_hold_ends_the_operation(self, length):
+        wires = Wires(2, [0])
+        op = wires.submit(0, operation(program=items.broadcast(None, Keep(), 0, 2, 1)))
+        wires.feed(0, 1, frame(wire.DATA, 0, length.to_bytes(8, "little"), flags=1))
+        assert isinstance(op.error, Exception)
+        assert not wires.engines[0].pending()
+
+
+class TestFold:
+    def run(self, values, fold, finish=lambda total: total):
+        size = len(values)
+        wires = Wires(size)
+        for rank, value in enumerate(values):
+            # Only rank 0's function runs.
+            mine = fold if rank == 0 else (lambda a, b: 1 / 0)
+            program = items.fold_objects(dumps(value), rank, size, mine, finish, loads, dumps)
+            wires.start(rank, program=program)
+        wires.settle()
+        wires.assert_idle()
+        return [wires.results(rank)[0] for rank in range(size)]
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+    def test_it_goes_from_the_left_in_rank_order(self, size):
+        results = self.run([f"{rank}" for rank in range(size)], lambda a, b: f"({a}{b})")
+        expected = "0"
+        for rank in range(1, size):
+            expected = f"({expected}{rank})"
+        assert results == [expected] * size
+
+    def test_large_values_travel_too(self):
+        results = self.run([[rank] * 50_000 for rank in range(4)], lambda a, b: a + b)
+        assert results[3] == sorted(results[0])
+        assert len(results[3]) == 200_000
+
+    def test_every_rank_has_a_copy_of_its_own_and_no_input_is_changed(self):
+        values = [[rank] for rank in range(3)]
+
+        def extend(a, b):
+            a += b
+            return a
+
+        results = self.run(values, extend)
+        assert values == [[0], [1], [2]]
+        assert results == [[0, 1, 2]] * 3
+        assert len({id(result) for result in results}) == 3
+
+    def test_with_one_rank_the_function_is_not_called(self):
+        value = [1]
+        (result,) = self.run([value], lambda a, b: 1 / 0)
+        assert result == [1]
+        assert result is not value
+
+    def test_the_whole_is_finished_at_rank_0(self):
+        assert self.run([1, 2, 6], lambda a, b: a + b, lambda total: total / 3) == [3.0] * 3
+
+    @pytest.mark.parametrize("where", ["fold", "finish"])
+    def test_a_function_that_raises_is_a_remote_error_on_every_rank(self, where):
+        def fails(*args):
+            raise LookupError("no such thing")
+
+        fold, finish = (fails, lambda t: t) if where == "fold" else (lambda a, b: a, fails)
+        for rank, error in enumerate(self.run([1, 2, 3], fold, finish)):
+            assert isinstance(error, RemoteError)
+            assert (error.origin, error.type_name, error.rank) == (0, "LookupError", rank)
+            assert "no such thing" in str(error)
+
+
+def test_a_barrier_moves_no_payload():
+    wires = Wires(3)
+    for rank in range(3):
+        wires.start(rank, program=items.nothing())
+    wires.settle()
+    assert [wires.results(rank) for rank in range(3)] == [[None]] * 3
+    assert {f.kind for rank in range(3) for f in wires.sent(rank)} == {wire.START}
