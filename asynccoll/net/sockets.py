@@ -7,7 +7,6 @@ transport, so that whoever owns it next finds no reader registered and no byte t
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import ipaddress
 import os
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 
 __all__ = [
     "Endpoint",
+    "PeerClosed",
     "close_all",
     "format_address",
     "host_identity",
@@ -30,6 +30,10 @@ __all__ = [
 
 Endpoint: TypeAlias = "tuple[socket.AddressFamily, tuple[Any, ...]]"
 """Address family and socket address, as ``socket.connect`` and ``socket.bind`` take them."""
+
+
+class PeerClosed(ConnectionError):
+    """The stream ended where more was due."""
 
 
 def prepare(sock: socket.socket) -> socket.socket:
@@ -50,9 +54,7 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
     while got < count:
         n = await loop.sock_recv_into(sock, view[got:])
         if n == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, f"the peer closed the connection after {got} of {count} bytes"
-            )
+            raise PeerClosed(f"the peer closed the connection after {got} of {count} bytes")
         got += n
     return bytes(buffer)
 
@@ -89,9 +91,10 @@ def peer_name(sock: socket.socket) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What the system says, in its own words and number."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} (errno {error.errno})"
+    """What the system says, in its own words and number; asyncio words some errors anew, without saying more."""
+    if isinstance(error, OSError) and error.errno is not None:
+        words = os.strerror(error.errno) if error.errno > 0 else error.strerror  # a resolver's are negative
+        return f"{words} (errno {error.errno})"
     return str(error) or "timed out"
 
 

@@ -232,7 +232,7 @@ seen = {name: value for name, value in os.environ.items() if name.startswith(("A
 seen["argv"], seen["path0"], seen["name"] = sys.argv, sys.path[0], __name__
 listed = os.listdir("/proc/self/fd")  # the descriptor of the listing itself among them
 seen["fds"] = sorted(int(fd) for fd in listed if os.path.exists(f"/proc/self/fd/{fd}"))
-seen["stdin"] = sys.stdin.read()
+seen["stdin"] = sys.stdin.read() if os.path.realpath("/proc/self/fd/0") != os.devnull else None
 seen["lines"] = [open(f"/proc/{pid}/cmdline").read() for pid in (os.getpid(), os.getppid())]
 if "ASYNCCOLL_RENDEZVOUS_FD" in os.environ:
     listener = socket.socket(fileno=int(os.environ["ASYNCCOLL_RENDEZVOUS_FD"]))
@@ -318,7 +318,7 @@ def test_a_module_runs_as_python_dash_m_would_run_it(option, script, run, tmp_pa
 def test_rank_0_has_the_launchers_input_and_the_others_none(script, run):
     path = script(SHOW)
     assert run("-n", "2", path, data=b"typed")[0] == 0
-    assert [seen_by(path, rank)["stdin"] for rank in (0, 1)] == ["typed", ""]
+    assert [seen_by(path, rank)["stdin"] for rank in (0, 1)] == ["typed", None]
 
 
 # Mistakes
@@ -466,6 +466,25 @@ def test_what_ranks_started_ends_with_the_job(code, script, run, leash):
     assert seen == code
     assert leash.has_ended()
     assert len(err) == (1 if code else 0)
+
+
+def test_what_ranks_left_behind_is_asked_to_end_before_it_is_killed(script, run, leash):
+    text = (
+        HOLD
+        + """
+def end(*_):
+    say("bye")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+say("up")
+while not os.fork():
+    signal.pause()
+"""
+    )
+    assert run("-n", "1", "--grace", "1000", script(text)) == (0, [], [])
+    assert leash.words(2) == ["up", "bye"]
+    assert leash.has_ended()
 
 
 def test_a_daemon_that_left_its_rank_outlives_the_job_and_does_not_delay_it(script, run, leash):

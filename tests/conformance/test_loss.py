@@ -60,7 +60,7 @@ async def test_a_death_at_any_moment_of_an_operation(world, call):
     for number in range(12 if in_virtual_time() else 6):
         size = 2 + number % 3
         dead = rng.randrange(size)
-        async with world(size, seed=number) as comms:
+        async with world(size, timeout=5.0) as comms:
             works = [CALLS[call](comm) for comm in comms]
             if in_virtual_time():
                 await asyncio.sleep(rng.choice([0.001, 0.01, 0.1, 0.5]) * rng.random())
@@ -75,6 +75,26 @@ async def test_a_death_at_any_moment_of_an_operation(world, call):
                     assert_lost(result, dead, comm.rank)
                     assert not before[comm.rank]
             assert [comm.pending() for comm in survivors] == [[]] * (size - 1)
+
+
+async def test_a_reset_behind_unread_data_is_noticed(world):
+    # The dead rank leaves bytes unread, so its kernel resets the connection: the survivor sees an error condition on the
+    # socket while there is still data to read in front of it, and is woken only once for both by some loops.
+    async with world(2, timeout=5.0) as comms:
+        for _ in range(100):
+            comms[0].allreduce(np.ones(9))  # bytes that rank 1 never reads
+        work = comms[0].broadcast(root=1)
+        crash(comms[1]) if in_virtual_time() else leave_unread(comms[1])
+        with pytest.raises(PeerLost) as caught:
+            await work
+        assert_lost(caught.value, 1, 0)
+
+
+def leave_unread(comm):
+    """Send some bytes of an operation, and die without having read anything."""
+    comm.allreduce(np.ones(9))
+    comm.allreduce(np.ones(9))
+    crash(comm)
 
 
 async def test_survivors_hear_of_it_within_a_round_trip(world):
@@ -142,21 +162,26 @@ async def test_of_two_deaths_only_the_dead_are_named(world):
             assert [error.peers for error in later] == [set(dead)] * 2
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_a_survivor_that_leaves_because_of_a_loss_is_not_blamed(world, seed):
-    async with world(4, seed=seed) as comms:
-        dead = seed % 4
+async def test_a_survivor_that_leaves_because_of_a_loss_is_not_blamed(world):
+    for seed in range(40 if in_virtual_time() else 10):
+        async with world(4, **({"seed": seed} if in_virtual_time() else {})) as comms:
+            dead = seed % 4
+            works = {}
 
-        async def work_until_it_fails(comm):
-            async with comm:  # leaves at once when the operation fails
-                await comm.allreduce(np.ones(1000))
+            async def work_until_it_fails(comm, works=works):
+                async with comm:  # leaves at once when an operation fails
+                    # Some ranks are operations ahead of others.
+                    works[comm.rank] = [comm.allreduce(np.ones(1000)) for _ in range(1 + comm.rank)]
+                    await asyncio.gather(*works[comm.rank])
 
-        survivors = survivors_of(comms, dead)
-        tasks = [asyncio.create_task(work_until_it_fails(comm)) for comm in survivors]
-        await asyncio.sleep(0.01)
-        crash(comms[dead])
-        for comm, error in zip(survivors, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
-            assert_lost(error, dead, comm.rank)
+            survivors = survivors_of(comms, dead)
+            tasks = [asyncio.create_task(work_until_it_fails(comm)) for comm in survivors]
+            await asyncio.sleep(0.01)
+            crash(comms[dead])
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for comm in survivors:
+                for work in works[comm.rank]:
+                    assert_lost(work.exception(), dead, comm.rank)
 
 
 async def test_a_death_after_a_goodbye_is_no_loss(world):

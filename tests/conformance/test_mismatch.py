@@ -499,13 +499,6 @@ async def test_calls_at_any_distance_in_time_end_alike(world):
             await in_step(comms)
 
 
-async def test_long_names_fit_the_report(world):
-    async with world(2, timeout=2.0) as comms:
-        results = await outcomes(comms, lambda comm: comm.barrier(name=f"{comm.rank}" * 100_000))
-        assert [(type(error), error.field) for error in results] == [(CollectiveMismatch, "name")] * 2
-        await in_step(comms)
-
-
 async def test_large_structures_fit_the_report(world):
     async with world(2) as comms:
         trees = [{f"{comm.rank}-{number}": 1.0 for number in range(10_000)} for comm in comms]

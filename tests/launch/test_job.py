@@ -76,10 +76,21 @@ def test_the_limit_names_the_ranks_that_were_still_running():
 
 
 def test_a_stopped_rank_ends_with_the_others():
-    with Job(
-        2, python("if rank == 0: sys.exit(1)\nos.kill(os.getpid(), signal.SIGSTOP); signal.pause()")
-    ) as job:
+    reader, writer = os.pipe()
+    code = f"""
+if rank == 1:
+    os.write({writer}, b"%d" % os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pause()
+stat = f"/proc/{{int(os.read({reader}, 99))}}/stat"
+while ") T" not in open(stat).read():
+    pass
+sys.exit(1)
+"""
+    with Job(2, python(code), pass_fds=lambda rank: [reader, writer]) as job:
         job.supervise()
+    os.close(reader)
+    os.close(writer)
     assert {end.rank: end.returncode for end in job.exits} == {0: 1, 1: -15}
 
 

@@ -31,7 +31,7 @@ async def test_an_early_end_says_how_far_it_came(pair):
     here, there = pair
     here.send(b"ab")
     here.close()
-    with pytest.raises(ConnectionResetError, match="after 2 of 5 bytes"):
+    with pytest.raises(sockets.PeerClosed, match="after 2 of 5 bytes"):
         await sockets.receive_exactly(there, 5)
 
 
@@ -85,5 +85,7 @@ def test_a_host_has_one_identity_that_begins_with_its_name():
 
 def test_reasons_keep_the_systems_words_and_number():
     assert sockets.reason(ConnectionRefusedError(111, "Connection refused")) == "Connection refused (errno 111)"
+    assert sockets.reason(ConnectionRefusedError(111, "Connect call failed")) == "Connection refused (errno 111)"
+    assert sockets.reason(socket.gaierror(-2, "Name or service not known")).startswith("Name or service not known")
     assert sockets.reason(TimeoutError()) == "timed out"
     assert sockets.reason(ValueError("odd")) == "odd"

@@ -1,0 +1,96 @@
+"""What was passed at the call is what counts, byte for byte, however slowly it leaves and whatever the caller does next."""
+
+import hashlib
+
+import carriers
+import numpy as np
+import pytest
+import torch
+from ranks import each, on_all
+
+SIZES = {"small": 7, "a frame": 5_000, "large": 200_000}
+
+
+def digest(array):
+    return hashlib.sha256(carriers.bits(array).tobytes()).hexdigest()
+
+
+def spoil(value):
+    """Overwrite a value, as its owner may as soon as the verb has returned."""
+    if isinstance(value, dict):
+        for part in value.values():
+            spoil(part)
+        value["later"] = "-1"
+    elif isinstance(value, list):
+        value[:] = ["-1"] * (len(value) + 1)
+    else:
+        value[:] = -1
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1 << 10, 1 << 11), (1 << 22,)], ids=str)
+async def test_partial_writes_of_typed_arrays_lose_no_byte(narrow_world, shape):
+    """8 MiB of float64 in one dimension, float32 in two, int16: the remainder of a short write is counted in bytes."""
+    dtype = {1 << 20: np.float64, 1 << 21: np.float32, 1 << 22: np.int16}[int(np.prod(shape))]
+    values = [np.random.default_rng(r).integers(-9000, 9000, shape).astype(dtype) for r in range(2)]
+    assert values[0].nbytes == 1 << 23
+    async with narrow_world(2) as comms:
+        for result in await each(comms, "broadcast", [values[0], None]):
+            assert digest(result) == digest(values[0])
+        for gathered in await each(comms, "allgather", values):
+            assert [digest(part) for part in gathered] == [digest(value) for value in values]
+        for result in await each(comms, "allreduce_", [value.copy() for value in values]):
+            assert digest(result) == digest(values[0] + values[1])
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "doubling"])
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+async def test_an_array_filled_right_after_the_call_is_reduced_as_it_was(narrow_world, count, algorithm):
+    rng = np.random.default_rng(count)
+    old = [rng.integers(0, 1000, count) for _ in range(3)]
+    async with narrow_world(3) as comms:
+        values = [one.copy() for one in old]
+        outs = [np.empty_like(one) for one in old]
+        trees = [{"a": one.copy(), "b": [torch.from_numpy(one.copy())]} for one in old]
+
+        async def rank(comm):
+            value, tree = values[comm.rank], trees[comm.rank]
+            works = [comm.allreduce(value, algorithm=algorithm)]
+            works.append(comm.allreduce(value, out=outs[comm.rank], algorithm=algorithm))
+            works.append(comm.allreduce_tree(tree, algorithm=algorithm))
+            spoil(value)
+            spoil(tree["a"])
+            spoil(tree["b"][0])
+            tree["b"].append("-1")
+            return [await work for work in works]
+
+        total = sum(old).tolist()
+        for r, (result, out, tree) in enumerate(await on_all(comms, rank)):
+            assert result.tolist() == total, f"rank {r}"
+            assert out.tolist() == total, f"rank {r}, out="
+            assert tree["a"].tolist() == tree["b"][0].tolist() == total, f"rank {r}, tree"
+
+
+@pytest.mark.parametrize("count", SIZES.values(), ids=SIZES)
+async def test_whole_values_changed_right_after_the_call_arrive_as_they_were(narrow_world, count):
+    numbers = np.arange(count)
+    async with narrow_world(3) as comms:
+
+        async def rank(comm):
+            owned = [
+                numbers + comm.rank,
+                torch.from_numpy(numbers + comm.rank),
+                {"array": numbers + comm.rank, "rank": [comm.rank]},
+            ]
+            works = [comm.broadcast(value, 1) for value in owned] + [comm.allgather(value) for value in owned]
+            works.append(comm.allreduce([owned[2]]))
+            for value in owned:
+                spoil(value)
+            return [await work for work in works]
+
+        for array, tensor, record, arrays, tensors, records, joined in await on_all(comms, rank):
+            for found, origin in ((array, 1), (tensor, 1), *zip(arrays, range(3)), *zip(tensors, range(3))):
+                assert found.tolist() == (numbers + origin).tolist()
+            for found, origin in ((record, 1), *zip(records, range(3)), *zip(joined, range(3))):
+                assert found.keys() == {"array", "rank"}
+                assert found["array"].tolist() == (numbers + origin).tolist()
+                assert found["rank"] == [origin]
