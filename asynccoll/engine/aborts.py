@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from asynccoll.engine.fingerprint import first_difference
 from asynccoll.engine.group import Early, Group
 from asynccoll.engine.operation import Inquest, Operation
-from asynccoll.engine.wire import MAX_CONTROL, abort_frame
+from asynccoll.engine.wire import MAX_CONTROL, abort_frame, clipped
 from asynccoll.errors import (
     CollectiveCancelled,
     CollectiveError,
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorClosed,
+    PeerLost,
     ProtocolError,
     RemoteError,
 )
@@ -32,7 +33,6 @@ __all__ = ["Aborts", "Disagrees", "FoldFailed", "refusal"]
 
 PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
-_REASONS: Final = frozenset({"cancel", "error", "closed", "mismatch", "timeout", "answer"})
 
 
 class FoldFailed(Exception):
@@ -50,11 +50,30 @@ class Disagrees(Exception):
 def refusal(error: BaseException) -> dict[str, Any]:
     """ABORT body that carries ``error`` to the other ranks; without the original where that is too large."""
     info = capture(error)
-    body = {"reason": "error", "error": info}
-    original = info.get("original")
-    if original is not None and len(original) > MAX_CONTROL // 2:
-        body["error"] = {**info, "original": None}
-    return body
+    for part, limit in (("type", 1 << 10), ("message", 1 << 13), ("traceback", 1 << 14)):
+        info[part] = clipped(info[part], limit)
+    if info["pickle"] is not None and len(info["pickle"]) > MAX_CONTROL // 2:
+        info["pickle"] = None
+    return {"reason": "error", "error": info}
+
+
+def _well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
+    """Whether an ABORT body has what its reason needs."""
+    match reason:
+        case "error":
+            restore(body.get("error"), safe=True)  # raises ProtocolError
+            return True
+        case "lost":
+            ranks = body.get("ranks")
+            valid = isinstance(ranks, list) and all(
+                isinstance(rank, int) and 0 <= rank < size for rank in ranks
+            )
+            return valid and bool(ranks)
+        case "mismatch" | "timeout":
+            return isinstance(body.get("fields", {}), dict)
+        case "answer" | "cancel" | "closed":
+            return "fields" not in body
+    return False
 
 
 class Aborts:
@@ -96,6 +115,13 @@ class Aborts:
 
     # -- inquests -----------------------------------------------------------------------------------------
 
+    def lose(self, op: Operation, error: PeerLost) -> None:
+        """A member is gone. Every other member hears of it, since not all links to it need to have broken."""
+        self.broadcast(
+            op, {"reason": "lost", "ranks": sorted(error.peers), "why": clipped(error.reason, 1024)}
+        )
+        self.end(op, error)
+
     def disagree(self, op: Operation) -> None:
         """A frame shows that a peer makes another call."""
         if op.inquest is None:
@@ -111,7 +137,7 @@ class Aborts:
 
     def late_arrival(self, op: Operation, early: Early) -> None:
         """The call comes after the others have ended the operation."""
-        for rank, body in early.aborts:
+        for rank, body in early.aborts.items():
             reason = body.get("reason")
             if reason == "mismatch":
                 if op.inquest is None:
@@ -151,7 +177,7 @@ class Aborts:
             self.end(op, self._timeout(op, missing, body, ""))
             return
         values = {rank: a["fields"] for rank, a in inquest.answers.items() if "fields" in a}
-        sites = {rank: a["site"] for rank, a in inquest.answers.items() if a.get("site")}
+        sites = {rank: str(a["site"]) for rank, a in inquest.answers.items() if a.get("site")}
         field, column = first_difference(values)
         self.end(op, CollectiveMismatch(field, column, op.context(self._engine.now), sites=sites))
 
@@ -178,10 +204,8 @@ class Aborts:
         """An ABORT from ``peer``."""
         rank = group.index[peer]
         reason = body.get("reason")
-        if reason not in _REASONS or (reason == "error" and not isinstance(body.get("error"), dict)):
-            raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r})")
-        if not isinstance(body.get("fields", {}), dict):
-            raise ProtocolError(f"rank {peer} sent malformed fields in an ABORT")
+        if not isinstance(reason, str) or not _well_formed(reason, body, group.size):
+            raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r:.100})")
         if op is None:
             if seq >= group.next_seq:
                 if reason != "answer":
@@ -220,6 +244,8 @@ class Aborts:
             return CollectiveCancelled(rank, context)
         if reason == "closed":
             return CommunicatorClosed(rank, context, cause=str(body.get("cause", "closed")))
+        if reason == "lost":
+            return PeerLost(body["ranks"], f"{body.get('why')}, says rank {rank}", context)
         return self._remote(op, rank, body)
 
     def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:

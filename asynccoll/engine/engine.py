@@ -74,11 +74,13 @@ class Engine:
         """Give ``op`` the next number of communicator ``comm`` and start it."""
         self.now = now
         group = self._number(op, comm, now)
+        early = group.early.pop(op.seq, None)
         error = self._unfit(group, op)
         if error is not None:
-            self._aborts.end(op, error)
+            if early is not None:
+                self._return_credit(early)
+            self._end_unfit(op, error)
             return
-        early = group.early.pop(op.seq, None)
         group.active[op.seq] = op
         if op.limit is not None:
             op.deadline = now + op.limit
@@ -127,11 +129,11 @@ class Engine:
         self.now = now
         for group in self._groups.values():
             for op in list(group.active.values()):
-                self._aborts.broadcast(op, {"reason": "closed", "cause": cause})
+                self._aborts.broadcast(op, {"reason": "closed", "cause": wire.clipped(cause, 1024)})
                 self._aborts.end(op, CommunicatorClosed(group.rank, op.context(now), cause=cause))
         numbers = {comm: group.next_seq for comm, group in self._groups.items()}
         for peer, box in self._outboxes.items():
-            box.control.append(wire.goodbye_frame({"cause": cause[:1024], "next": numbers}))
+            box.control.append(wire.goodbye_frame({"cause": wire.clipped(cause, 1024), "next": numbers}))
             self._dirty[peer] = None
 
     def pending(self) -> list[Operation]:
@@ -219,7 +221,7 @@ class Engine:
             for op in list(group.active.values()):
                 error = self._unfit(group, op)
                 if error is not None:
-                    self._aborts.end(op, error)
+                    self._end_unfit(op, error)
                 elif left and op.inquest is not None:
                     self._aborts.consider(op)
 
@@ -229,7 +231,7 @@ class Engine:
         self, peer: int, flags: int, comm: int, seq: int, tag: int, payload: memoryview, owned: bool = False
     ) -> None:
         """A complete DATA frame."""
-        group = self._group_of(comm)
+        group = self._group_of(comm, peer)
         op = group.active.get(seq)
         if op is None:
             if seq >= group.next_seq:
@@ -258,7 +260,7 @@ class Engine:
 
     def place(self, peer: int, flags: int, comm: int, seq: int, tag: int, length: int) -> Landing:
         """Memory for a bulk payload: the posted receive itself where that is possible."""
-        group = self._group_of(comm)
+        group = self._group_of(comm, peer)
         op = group.active.get(seq)
         if op is not None and op.inquest is None and tag == op.digests.tag:
             stream = op.inputs.get(peer)
@@ -307,15 +309,13 @@ class Engine:
         if kind == wire.GOODBYE:
             self._goodbye(peer, wire.control_payload(payload))
             return
-        group = self._group_of(comm)
-        if peer not in group.index:
-            raise ProtocolError(f"rank {peer} is not in communicator {comm}")
+        group = self._group_of(comm, peer)
         op = group.active.get(seq)
         if kind == wire.START:
             if op is not None:
                 self._record(op, peer, round_, wire.parse_record(payload, group.size))
             elif seq >= group.next_seq:
-                group.early_of(seq).records.append((peer, round_, bytes(payload)))
+                group.early_of(seq).keep_record(peer, round_, bytes(payload))
         elif kind == wire.READY:
             upto = wire.parse_u64(payload)
             if op is not None:
@@ -487,10 +487,14 @@ class Engine:
 
     # -- frames for operations that have not been called here ------------------------------------------------
 
-    def _group_of(self, comm: int) -> Group:
+    def _group_of(self, comm: int, peer: int) -> Group:
         group = self._groups.get(comm)
         if group is None:
-            raise ProtocolError(f"frame for communicator {comm}, which this rank does not know")
+            raise ProtocolError(
+                f"rank {peer} sent a frame for communicator {comm}, which this rank does not know"
+            )
+        if peer not in group.index:
+            raise ProtocolError(f"rank {peer} is not in communicator {comm}")
         return group
 
     def _limit_early(self, group: Group, peer: int, flags: int, length: int) -> None:
@@ -519,7 +523,7 @@ class Engine:
         """An operation that has not been called here has ended: keep why, drop its bytes."""
         self._return_credit(early)
         early.payload.clear()
-        early.aborts.append((rank, body))
+        early.aborts.setdefault(rank, body)
 
     def _take_early(self, op: Operation, early: Early) -> bool:
         """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""
@@ -533,7 +537,7 @@ class Engine:
             op.inputs.setdefault(peer, InStream()).backlog.append(payload)
         for peer in sorted(early.wants):
             self._want(op, peer)
-        for peer, round_, record in early.records:
+        for (peer, round_), record in early.records.items():
             try:
                 self._record(op, peer, round_, wire.parse_record(memoryview(record), len(op.members)))
             except ProtocolError as error:
@@ -555,6 +559,12 @@ class Engine:
                 return CommunicatorClosed(group.index[peer], op.context(self.now), cause=cause)
         return None
 
+    def _end_unfit(self, op: Operation, error: Exception) -> None:
+        if isinstance(error, PeerLost):
+            self._aborts.lose(op, error)
+        else:
+            self._aborts.end(op, error)
+
     def _goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
         numbers, cause = body.get("next"), body.get("cause")
         if not isinstance(numbers, dict) or not isinstance(cause, str):
@@ -568,7 +578,7 @@ class Engine:
                 for op in list(group.active.values()):
                     error = self._unfit(group, op)
                     if error is not None:
-                        self._aborts.end(op, error)
+                        self._end_unfit(op, error)
 
     def left(self, peer: int) -> bool:
         """The peer has said goodbye."""
@@ -576,6 +586,8 @@ class Engine:
 
     def _broken(self, peer: int, error: ProtocolError) -> None:
         self._events.append(PeerBroken(peer, error))
+        for group in self._groups.values():
+            group.left.pop(peer, None)  # whatever it said before, it did not leave in good order
         self.peer_lost(peer, f"protocol error: {error}", self.now)
 
     # -- shared with `Aborts` -------------------------------------------------------------------------------

@@ -12,6 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from asynccoll.engine.wire import clipped
+
+_TEXT_BYTES: Final = 2048
+"""What an ABORT carries of a name or a structure; the digests cover all of it."""
+
 __all__ = ["FIELDS", "Digests", "Fingerprint", "digests", "first_difference"]
 
 FIELDS: Final = ("verb", "path", "op", "dtype", "shape", "root", "name", "algorithm", "structure")
@@ -38,8 +43,9 @@ class Fingerprint(NamedTuple):
         out: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
         if out["shape"] is not None:
             out["shape"] = list(out["shape"])
-        if out["structure"] is not None:
-            out["structure"] = out["structure"][:2048]
+        for name in ("name", "structure"):
+            if out[name] is not None:
+                out[name] = clipped(out[name], _TEXT_BYTES)
         return out
 
 

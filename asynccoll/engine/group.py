@@ -25,16 +25,26 @@ class Early:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.records: list[tuple[int, int, bytes]] = []
-        """START records: world rank, round, payload."""
+        self.records: dict[tuple[int, int], bytes] = {}
+        """START records: (world rank, round) -> payload."""
         self.payload: list[tuple[int, int, memoryview]] = []
         """DATA: world rank, tag, payload. All of it is eager."""
         self.grants: dict[int, int] = {}
         """READY: world rank -> offset."""
         self.wants: set[int] = set()
         """World ranks that sent WANT."""
-        self.aborts: list[tuple[int, Mapping[str, Any]]] = []
-        """ABORT: group rank, body. Not empty: this is a tombstone."""
+        self.aborts: dict[int, Mapping[str, Any]] = {}
+        """ABORT: group rank -> its first body. Not empty: this is a tombstone."""
+
+    def keep_record(self, peer: int, round_: int, payload: bytes) -> None:
+        """Keep a START record; a rank sends one for each round."""
+        if (peer, round_) in self.records:
+            raise ProtocolError(f"rank {peer} sent two START records for round {round_}")
+        if round_ >= len(self.group.rounds):
+            raise ProtocolError(
+                f"rank {peer} sent a START record for round {round_} of {len(self.group.rounds)}"
+            )
+        self.records[peer, round_] = payload
 
 
 class Group:

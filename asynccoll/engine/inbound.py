@@ -48,7 +48,7 @@ class FrameSink(Protocol):
         """A large DATA frame begins: where shall its payload go?"""
 
     def landed(self, peer: int, flags: int, landing: Landing) -> None:
-        """The payload of a frame placed in an operation's own memory is complete, or was dropped (`Inbound.redirect`)."""
+        """The payload of a frame placed in an operation's own memory is complete."""
 
     def control(
         self,
@@ -96,7 +96,7 @@ class Inbound:
         self._landing: Landing | None = None
         """Where the bulk payload under way goes, or None between bulk frames."""
         self._memory = self.view
-        """``_landing.memory``, or scratch after `redirect`."""
+        """``_landing.memory``."""
         self._pos = 0
         """Bytes of it that have arrived."""
         self._scratch = memoryview(b"")
@@ -183,7 +183,8 @@ class Inbound:
         """If the bulk payload under way goes to ``op``'s memory, send the rest of it to scratch instead."""
         landing = self._landing
         if landing is not None and landing.op is op:
-            self._memory = self.scratch(len(landing.memory))
+            self._landing = Landing(self.scratch(len(landing.memory)))
+            self._memory = self._landing.memory
 
     def scratch(self, length: int) -> memoryview:
         """Memory for a payload that is folded or dropped as soon as it is complete: one at a time."""

@@ -35,6 +35,7 @@ __all__ = [
     "WANT",
     "Record",
     "abort_frame",
+    "clipped",
     "control_payload",
     "credit_frame",
     "data_header",
@@ -155,6 +156,11 @@ def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:
 def goodbye_frame(body: dict[str, Any]) -> bytes:
     """GOODBYE with a msgpack body."""
     return _packed(GOODBYE, 0, 0, body)
+
+
+def clipped(text: str, limit: int) -> str:
+    """``text`` as it may travel: well-formed (lone surrogates are spelled out) and of at most ``limit`` bytes in UTF-8."""
+    return text.encode("utf-8", "backslashreplace")[:limit].decode("utf-8", "ignore")
 
 
 def _packed(kind: int, comm: int, seq: int, body: dict[str, Any]) -> bytes:

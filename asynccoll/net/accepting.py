@@ -19,7 +19,7 @@ from asynccoll.errors import ProtocolError, RendezvousError
 from asynccoll.net import handshake
 from asynccoll.net.handshake import Answer, Hello
 from asynccoll.net.scope import TaskScope
-from asynccoll.net.sockets import Endpoint, peer_name, prepare, receive_exactly
+from asynccoll.net.sockets import Endpoint, peer_name, prepare, reason, receive_exactly
 
 __all__ = ["HANDSHAKE_TIMEOUT", "Acceptor", "Strangers", "backlog", "listen", "shake"]
 
@@ -125,7 +125,7 @@ class Strangers:
     def starved(self, error: OSError) -> None:
         """The process cannot accept for now, for example because it has no descriptors left."""
         if self._may_log():
-            _log.warning("%s cannot accept connections for now: %s", self._where, error.strerror)
+            _log.warning("%s cannot accept connections for now: %s", self._where, reason(error))
 
     def _may_log(self) -> bool:
         now = asyncio.get_running_loop().time()
@@ -252,7 +252,7 @@ class Acceptor:
                 claims_rank=isinstance(error, handshake.Refused | handshake.VersionMismatch),
             )
         except OSError as error:
-            self._strangers.dropped(peer, error.strerror or str(error))
+            self._strangers.dropped(peer, reason(error))
         else:
             self._hand_over(hello, sock)
 

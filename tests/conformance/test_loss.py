@@ -275,7 +275,9 @@ async def test_works_that_are_not_kept_still_finish(world):
     async with world(2) as comms:
         results = []
         for number in range(300):
-            comms[0].allreduce(np.full(9, number)).add_done_callback(lambda work: results.append(work.result()[0]))
+            comms[0].allreduce(np.full(9, number)).add_done_callback(
+                lambda work: results.append(work.result()[0])
+            )
             if number % 50 == 0:
                 gc.collect()
         for number in range(300):

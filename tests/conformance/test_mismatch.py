@@ -386,7 +386,8 @@ async def test_a_root_for_which_nobody_has_a_value_is_reported_as_a_root(world):
     # Rank 2 has computed the root wrongly: it thinks that it is the root, and has nothing to give.
     async with world(3) as comms:
         results = await outcomes(
-            comms, lambda comm: comm.broadcast(ones(9) if comm.rank == 0 else None, 2 if comm.rank == 2 else 0)
+            comms,
+            lambda comm: comm.broadcast(ones(9) if comm.rank == 0 else None, 2 if comm.rank == 2 else 0),
         )
         assert_mismatch(results, "root", {0: 0, 1: 0, 2: 2})
         await in_step(comms)
@@ -510,7 +511,8 @@ async def test_large_structures_fit_the_report(world):
 async def test_structures_that_differ_far_behind_are_still_told_apart(world):
     async with world(2) as comms:
         trees = [
-            {f"{number:06}": 1.0 for number in range(5_000)} | {"z": 1.0 if comm.rank else 1} for comm in comms
+            {f"{number:06}": 1.0 for number in range(5_000)} | {"z": 1.0 if comm.rank else 1}
+            for comm in comms
         ]
         results = await outcomes(comms, lambda comm: comm.allreduce_tree(trees[comm.rank]))
         assert [(type(error), error.field) for error in results] == [(CollectiveMismatch, "structure")] * 2

@@ -35,7 +35,10 @@ CALLS = {
 def absences(size):
     """Every rank alone, and every pair where somebody is left."""
     return [
-        set(absent) for count in (1, 2) for absent in itertools.combinations(range(size), count) if count < size
+        set(absent)
+        for count in (1, 2)
+        for absent in itertools.combinations(range(size), count)
+        if count < size
     ]
 
 
@@ -82,14 +85,12 @@ async def test_a_late_call_of_another_kind_fails_as_well(world):
 async def test_the_tightest_deadline_of_all_ranks_holds(world):
     async with world(4) as comms:
         loop = asyncio.get_running_loop()
-        limits = (500.0, LIMIT, None, 500.0)
         for absent in range(4):
-            tight = [rank for rank in (1, 0) if rank != absent][0]
-            ordered = {tight: LIMIT}
+            tight = 1 if absent != 1 else 0
             started = loop.time()
             results = await outcomes(
                 [comm for comm in comms if comm.rank != absent],
-                lambda comm, ordered=ordered: comm.barrier(timeout=ordered.get(comm.rank, limits[0])),
+                lambda comm, tight=tight: comm.barrier(timeout=LIMIT if comm.rank == tight else 500.0),
             )
             assert [(type(error), error.missing) for error in results] == [(CollectiveTimeout, {absent})] * 3
             if in_virtual_time():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from asynccoll.errors import AuthenticationError, RendezvousError
-from asynccoll.net import control
+from asynccoll.net import control, coordinator, joiner
 from asynccoll.net.handshake import Purpose
 from forming import (
     attentive,
@@ -23,6 +23,12 @@ from forming import (
 
 LONG = 60.0
 """An init_timeout that no test here sits out: who raises earlier was told, not timed out."""
+
+
+@pytest.fixture(autouse=True)
+def _short_farewell(monkeypatch, request):
+    if "late" not in request.node.name:
+        monkeypatch.setattr(coordinator, "FAREWELL", 0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -294,17 +300,19 @@ async def test_a_rank_that_dies_after_linking_is_named_by_all():
 
 
 async def test_nobody_gets_a_mesh_that_one_rank_has_not_linked():
-    """Rank 1 never says LINKED, though all its links are up."""
+    """Rank 2 never says LINKED, though all its links are up; rank 1 has linked and waits for the word."""
     port = free_port()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        others = [asyncio.ensure_future(form(rank, 3, port, init_timeout=1.0)) for rank in (0, 2)]
-        await attentive(port)
-        idle = await joined(1, 3, port, listens_at=listener.getsockname()[1])
-        run_id = (await hear(idle, "welcome"))["run"]
-        assert len(run_id) == 16
-        for error in await failures(*others):
-            assert "rank 1" in str(error)
-        idle.close()
+    others = [asyncio.ensure_future(form(rank, 3, port, init_timeout=0.7)) for rank in (0, 1)]
+    await attentive(port)
+    idle = await joined(2, 3, port)
+    welcome = await hear(idle, "welcome")
+    there, run_id = welcome["members"][1][1], welcome["run"]
+    link = await proved(2, 3, there, target=1, purpose=Purpose.LINK, run_id=run_id)
+    for error in await failures(*others):
+        assert "all joined, but rank 2 did not get through to the others" in str(error)
+        assert error.missing == {2}
+    idle.close()
+    link.close()
 
 
 async def test_a_link_that_cannot_be_made_is_named_with_its_address():
@@ -349,9 +357,9 @@ async def test_a_rank_that_answers_for_another_is_refused():
 )
 async def test_a_member_that_breaks_the_protocol_is_named(message):
     port = free_port()
-    others = [asyncio.ensure_future(form(rank, 3, port, init_timeout=LONG)) for rank in (0, 1)]
+    others = [asyncio.ensure_future(form(rank, 4, port, init_timeout=LONG)) for rank in (0, 1)]
     await attentive(port)
-    sock = await joined(2, 3, port, settings={"pulse": True})
+    sock = await joined(2, 4, port)
     with Stopwatch():
         await control.send(sock, message)
         errors = await failures(*others)
@@ -374,21 +382,18 @@ async def test_a_caller_with_the_secret_and_no_join_is_dropped_and_harms_nobody(
     close(await asyncio.gather(waiting, form(1, 2, port)))
 
 
+async def joined_but(missing, sock):
+    """Until rank 0 has reported that only those are missing."""
+    while (await hear(sock, "progress"))["missing"] != missing:
+        pass
+
+
 async def test_when_rank_0_is_cancelled_the_others_hear_of_it():
     port = free_port()
-    zero = asyncio.ensure_future(form(0, 4, port, init_timeout=LONG))
-    others = [asyncio.ensure_future(form(rank, 4, port, init_timeout=LONG)) for rank in (1, 2)]
+    zero, *others = [asyncio.ensure_future(form(rank, 5, port, init_timeout=LONG)) for rank in (0, 1, 2)]
     await attentive(port)
-    sock = await joined(3, 4, port, settings={"pulse": True})
-    await hear(sock, "failed")  # so all have joined; now once more without the intruder
-    sock.close()
-    await failures(zero, *others)
-
-    port = free_port()
-    zero = asyncio.ensure_future(form(0, 4, port, init_timeout=LONG))
-    others = [asyncio.ensure_future(form(rank, 4, port, init_timeout=LONG)) for rank in (1, 2)]
-    await attentive(port)
-    await asyncio.sleep(0.1)
+    observer = await joined(3, 5, port)
+    await joined_but([4], observer)
     zero.cancel()
     with Stopwatch():
         errors = await failures(*others)
@@ -397,16 +402,19 @@ async def test_when_rank_0_is_cancelled_the_others_hear_of_it():
         assert "CancelledError" in str(error)
     with pytest.raises(asyncio.CancelledError):
         await zero
+    observer.close()
 
 
 async def test_when_another_rank_is_cancelled_all_hear_which():
     port = free_port()
-    others = [asyncio.ensure_future(form(rank, 4, port, init_timeout=LONG)) for rank in (0, 1)]
-    leaver = asyncio.ensure_future(form(3, 4, port, init_timeout=LONG))
+    *others, leaver = [asyncio.ensure_future(form(rank, 5, port, init_timeout=LONG)) for rank in (0, 1, 3)]
     await attentive(port)
-    await asyncio.sleep(0.1)
+    observer = await joined(2, 5, port)
+    await joined_but([4], observer)
     leaver.cancel()
     with Stopwatch():
+        assert "rank 3 at 127.0.0.1:" in (await hear(observer, "failed"))["text"]
+        observer.close()
         errors = await failures(*others)
     for error in errors:
         assert error.missing == {3}
@@ -427,6 +435,9 @@ async def test_a_cancellation_at_any_moment_leaves_nothing():
                     await asyncio.sleep(0)
                 finished = ranks[victim].done()
                 ranks[victim].cancel()
+                await asyncio.wait([ranks[victim]])
+                for rank in ranks:
+                    rank.cancel()  # those that had not met the victim know nothing of it
                 outcomes = await asyncio.gather(*ranks, return_exceptions=True)
                 for outcome in outcomes:
                     if not isinstance(outcome, BaseException):
@@ -461,8 +472,6 @@ async def test_a_new_rank_waits_until_a_left_over_rank_0_is_gone():
 @pytest.mark.parametrize("change", ["run", "rank", "target", "purpose"])
 async def test_a_link_that_does_not_belong_is_refused_and_harms_nobody(change, monkeypatch):
     """A process with the secret calls rank 1's listener for the wrong run, from a wrong rank, or for a wrong one."""
-    from asynccoll.net import joiner
-
     opened = []
 
     def listen(*args, **kwargs):
@@ -556,8 +565,6 @@ async def test_an_address_that_leads_nowhere_does_not_hide_the_next_one(monkeypa
 
 
 async def test_an_error_nobody_foresaw_comes_out_unchanged_and_is_told(monkeypatch):
-    from asynccoll.net import coordinator
-
     def broken(self, entry):
         raise KeyError("a defect")
 

@@ -50,6 +50,8 @@ FIELDS = {
 SENTINEL = 77
 """What a rank fills its memory with when it has got it back."""
 CREDIT = 256 * 1024
+ON_A_LINK = 400_000
+"""Bytes that a control frame may have to wait for, besides the link's buffer: a segment, and what came before it."""
 WALL_LIMIT = 60
 """Seconds of real time after which a world counts as a hang, whatever its own clock says."""
 
@@ -125,13 +127,13 @@ def draw(seed: int) -> Plan:
 
 
 def _conditions(rng: random.Random, quick: bool) -> Conditions:
-    """``quick``: whatever is on a link arrives within a tenth of a second. Else links are as slow as they like."""
+    """``quick``: a control frame arrives within a tenth of a second. Else links are as slow as they like."""
     piece = rng.choice([1, 3, 25, 200, 3000, 1 << 16])
     buffer = rng.choice([1, 50, 1000, 1 << 14, 1 << 18])
     delay = rng.choice([0.0, 0.0, 0.0001, 0.002, 0.1])
     if quick:
         buffer = max(buffer, 1000)
-        delay = min(delay, 0.1 * piece / buffer / 4)
+        delay = min(delay, 0.025 * piece / (buffer + ON_A_LINK))
     return Conditions(delay, piece, rng.random() < 0.5, buffer)
 
 
@@ -233,6 +235,7 @@ def differ(plan: Plan, at: int, call: Call, detail: str) -> Call:
         case "structure":
             args[0] = {**args[0], "c": 1}
         case "root":
+            args[0] = numbers(plan, at, 0) if step.kind == "broadcast" else 1
             args[1] = (step.root + 1) % plan.size
         case "algorithm":
             options["algorithm"] = "ring" if step.algorithm != "ring" else "doubling"
@@ -274,7 +277,11 @@ def right(plan: Plan, at: int, result: Any) -> bool:
         case "tree":
             total = sum(ranks)
             array, number = result["b"]
-            return _same(result["a"], reduced(plan, at)) and _same(array, np.full(3, total, "i8")) and number == total
+            return (
+                _same(result["a"], reduced(plan, at))
+                and _same(array, np.full(3, total, "i8"))
+                and number == total
+            )
         case _:
             return _same(result, reduced(plan, at))
 
@@ -399,10 +406,13 @@ class World:
         for rank in range(plan.size):
             if rank != trouble.rank or trouble.kind not in ("crash", "leave"):
                 _require(
-                    all((rank, at) in self.ends for at in range(len(plan.steps))), f"rank {rank} has not ended"
+                    all((rank, at) in self.ends for at in range(len(plan.steps))),
+                    f"rank {rank} has not ended",
                 )
         if trouble.kind == "cancel" and not isinstance(self.ends[trouble.rank, trouble.step], BaseException):
-            errors = [end for (_, at), end in self.ends.items() if at == trouble.step and isinstance(end, Exception)]
+            errors = [
+                end for (_, at), end in self.ends.items() if at == trouble.step and isinstance(end, Exception)
+            ]
             _require(not errors, f"the cancel came too late, yet others failed: {errors}")
         if trouble.kind == "late":
             self._judge_times()
@@ -428,7 +438,8 @@ class World:
         _require(isinstance(end, CollectiveMismatch) and end.field == trouble.detail, where)
         odd = end.values.get(trouble.rank)
         _require(
-            all(value != odd for other, value in end.values.items() if other != trouble.rank), f"values, {where}"
+            all(value != odd for other, value in end.values.items() if other != trouble.rank),
+            f"values, {where}",
         )
         calls = [self.called[other, trouble.step] for other in range(self.plan.size)]
         if max(calls) - min(calls) < 0.2:
@@ -475,7 +486,9 @@ class World:
             if engine.pending():
                 left.append(f"rank {rank}: pending {engine.pending()}")
             if any(seq < group.next_seq for seq in group.early):
-                left.append(f"rank {rank}: frames kept for operations that were called: {sorted(group.early)}")
+                left.append(
+                    f"rank {rank}: frames kept for operations that were called: {sorted(group.early)}"
+                )
             for peer, box in engine._outboxes.items():
                 if box.control or box.streams or box.current or box.lent:
                     left.append(f"rank {rank}: queued for {peer}")
@@ -515,7 +528,9 @@ def _overdue(number: int, frame: Any) -> None:
 
 def main() -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=150, help="how many worlds to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this one and say what it does")

@@ -178,6 +178,7 @@ class TestEnd:
         loop = asyncio.get_running_loop()
         _, comms = network(3, conditions=ROUGH)
         await work(comms)
+        await asyncio.gather(*(comm.barrier(timeout=1e6) for comm in comms))
         await close(comms)
         await close(comms)
         assert not [handle for handle in loop._scheduled if not handle.cancelled()]
