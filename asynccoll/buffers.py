@@ -101,9 +101,7 @@ class Array:
     __slots__ = ("_memory", "count", "dtype", "nbytes", "shape")
 
     def __init__(self, dtype: DType, memory: npt.NDArray[Any]) -> None:
-        self._memory = (
-            memory  # on the caller's memory; itemsize of dtype.storage, any strides, maybe byte-swapped
-        )
+        self._memory = memory  # the caller's own; itemsize of dtype.storage, any strides, maybe byte-swapped
         self.dtype = dtype
         self.shape: tuple[int, ...] = memory.shape
         self.count: int = memory.size

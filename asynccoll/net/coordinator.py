@@ -125,9 +125,10 @@ class Coordinator(Party):
             )
             raise
         finally:
-            await self._stop()
-            close_all(self._listener, *self._guests)
-            self._table.close()
+            try:
+                await self._stop()
+            finally:  # a second cancellation ends the wait, not the closing
+                self._close()
         entries = self._roster.entries
         return Links(
             rank=0,
@@ -141,9 +142,15 @@ class Coordinator(Party):
         )
 
     async def _stop(self) -> None:
-        if self._acceptor is not None:
-            await self._acceptor.stop()
-        await self.scope.stop()
+        try:
+            if self._acceptor is not None:
+                await self._acceptor.stop()
+        finally:
+            await self.scope.stop()
+
+    def _close(self) -> None:
+        close_all(self._listener, *self._guests)
+        self._table.close()
 
     async def _collect(self) -> None:
         """Until every rank has joined and has all its links."""

@@ -98,8 +98,10 @@ class Joiner(Party):
             self._report(f"it was ended by {type(error).__name__}: {error}")
             raise
         finally:
-            await self._stop()
-            self._close()
+            try:
+                await self._stop()
+            finally:  # a second cancellation ends the wait, not the closing
+                self._close()
         return Links(
             rank=self.placement.rank,
             size=self.placement.size,
@@ -112,9 +114,11 @@ class Joiner(Party):
         )
 
     async def _stop(self) -> None:
-        if self._acceptor is not None:
-            await self._acceptor.stop()
-        await self.scope.stop()
+        try:
+            if self._acceptor is not None:
+                await self._acceptor.stop()
+        finally:
+            await self.scope.stop()
 
     def _close(self) -> None:
         close_all(self._listener, self._home)

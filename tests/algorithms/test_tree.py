@@ -138,6 +138,13 @@ def test_other_ranks_keep_segments_on_the_way_up_while_they_wait():
     assert steps[ahead + 1] == Send(0, 5, 6)
 
 
+def test_the_root_of_a_reduce_keeps_segments_on_the_way_up_while_it_waits():
+    steps = list(tree.reduce(1, 4, 1, 10, 1))
+    ahead = steps.index(Recv(0, 0, 1))
+    assert steps[:ahead] == [Send(0, lo, lo + 1) for lo in range(5)]
+    assert steps[ahead + 1] == Send(0, 5, 6)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_families_agree_and_reach_everybody(size):
     for root in roots(size):

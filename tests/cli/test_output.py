@@ -1,3 +1,4 @@
+import fcntl
 import itertools
 import os
 import pty
@@ -167,6 +168,25 @@ def test_a_notice_comes_after_what_its_rank_has_written():
     wires.write(1, b"last words", error=True)
     wires.output.notice("rank 1 is gone", 1)
     assert wires.end()[1] == b"[1] last words\nrank 1 is gone\n"
+
+
+def test_a_notice_comes_after_all_that_its_rank_has_written_however_much():
+    wires = Wires()
+    for fd in (wires.sources[1][1][1], wires.write_err):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+    line = b"x" * 999 + b"\n"
+    for _ in range(3):
+        wires.write(0, line * 60)  # more than the thread can get rid of: from here on it waits for a reader
+    wires.write(1, line * 300, error=True)
+    wires.output.notice("rank 1 is gone", 1)
+    lines = 0
+    while lines < 180:
+        lines += os.read(wires.read_out, 1 << 20).count(b"\n")
+    seen = b""
+    while not seen.endswith(b"gone\n"):
+        seen += os.read(wires.read_err, 1 << 20)
+    assert seen == (b"[1] " + line) * 300 + b"rank 1 is gone\n"
+    wires.end()
 
 
 def test_finish_does_not_wait_for_whoever_holds_the_pipes():

@@ -657,7 +657,9 @@ def test_ranks_do_not_outlive_a_launcher_that_was_killed(script, start, leash):
 
 
 def test_a_launcher_without_standard_descriptors_works(script, tmp_path):
-    path = script("tell(f'{rank}.done')")
+    path = script(
+        "print(chr(2)); tell(f'{rank}.done')"
+    )  # 2 is SIGINT, should it go to the launcher's own pipe
     closed = subprocess.run(
         [
             "/bin/sh",

@@ -518,7 +518,7 @@ class TestEarly:
         wires = alone()
         wires.feed(0, 1, frame(wire.START, 0, bytes(1000)) * 2000)
         kept = sum(
-            len(payload) for early in wires.engines[0].group().early.values() for *_, payload in early.records
+            len(payload) for early in wires.engines[0].group().early.values() for payload in early.records.values()
         )
         assert wires.broken[0] or kept <= 256 * KIB
 

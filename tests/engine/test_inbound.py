@@ -169,7 +169,7 @@ class TestRedirect:
         assert decoder.target().obj is not sink.memory
         feed(decoder, b"b" * 30_000 + frame(wire.WANT))
         assert bytes(sink.memory) == b"a" * 20_000 + bytes(30_000)
-        assert [call[0] for call in sink.calls] == ["landed", "control"]
+        assert [call[0] for call in sink.calls] == ["data", "control"]
 
     def test_another_operations_payload_stays_where_it_is(self, decoder, sink):
         self.half(decoder, sink)

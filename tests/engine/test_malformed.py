@@ -120,7 +120,7 @@ def held(wires):
     engine = wires.engines[0]
     group = engine.group()
     early = sum(len(payload) for e in group.early.values() for *_, payload in e.payload)
-    records = sum(len(payload) for e in group.early.values() for *_, payload in e.records)
+    records = sum(len(payload) for e in group.early.values() for payload in e.records.values())
     backlog = sum(len(piece) for op in engine.pending() for s in op.inputs.values() for piece in s.backlog)
     staged = sum(len(inbound.staging) for inbound in engine._inbounds.values())
     return early + records + backlog + staged
