@@ -36,7 +36,10 @@ import numpy as np
 
 import asynccoll
 from asynccoll import Communicator, calls, communicator
+from asynccoll.engine.engine import Engine
 from asynccoll.engine.fingerprint import Digests, Fingerprint, digests
+from asynccoll.engine.group import Group
+from asynccoll.engine.operation import Operation
 from asynccoll.launch import launch
 from benchmarks.nccl_format import fitted
 from benchmarks.ranks import LOOPS, loop_factory
@@ -59,21 +62,29 @@ def _no_site() -> None:
     return None
 
 
+_number = Engine._number
+
+
+def _unannounced(engine: Engine, op: Operation, comm: int, now: float) -> Group:
+    group = _number(engine, op, comm, now)
+    op.rounds = ()
+    return group
+
+
 _FINGERPRINT = Fingerprint("allreduce")
 _DIGESTS = digests(_FINGERPRINT)
 
 
 @contextlib.contextmanager
-def switched(mode: str, comm: Communicator) -> Iterator[None]:
-    """Run in ``mode``. Every rank switches while no operation is under way."""
+def switched(mode: str) -> Iterator[None]:
+    """Call in ``mode``. Every rank does so from the same call on, up to the same call."""
     with contextlib.ExitStack() as stack:
         if mode != "on":
             stack.enter_context(mock.patch.object(calls, "Fingerprint", _same_fingerprint))
             stack.enter_context(mock.patch.object(communicator, "digests", _same_digests))
             stack.enter_context(mock.patch.object(communicator, "_call_site", _no_site))
         if mode == "no-start":
-            group = comm._pump.engine.group()
-            stack.enter_context(mock.patch.object(group, "rounds", ()))
+            stack.enter_context(mock.patch.object(Engine, "_number", _unannounced))
         yield
 
 
@@ -93,7 +104,7 @@ async def _main(size: int, rounds: int, iterations: int, modes: Sequence[str]) -
             for mode in modes if number % 2 == 0 else reversed(modes):
                 # The barriers' own START rounds keep the ranks together, so they stay outside the switch.
                 await comm.barrier()
-                with switched(mode, comm):
+                with switched(mode):
                     seconds = await _calls(comm, array, iterations)
                 await comm.barrier()
                 found[mode].append(seconds)

@@ -520,7 +520,7 @@ signal.sigwait([{int(number)}])
 print("got it", *signal.sigpending())
 """
     )
-    process = start("-n", "2", script(text))
+    process = start("-n", "2", "--grace", "1000", script(text))
     leash.words(2)
     process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT)
@@ -553,20 +553,31 @@ while True:
     assert leash.has_ended()
 
 
-def test_ctrl_c_of_a_terminal_reaches_each_rank_once(script, leash):
+def test_ctrl_c_of_a_terminal_reaches_each_rank_once(script, start, leash):
     path = script(
         HOLD + "try:\n    say('up')\n    signal.pause()\nexcept KeyboardInterrupt:\n    print('stopped')"
     )
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-m", "asynccoll", "run", "-n", "2", path])
+    ours, theirs = pty.openpty()
+    program = (sys.executable, "-c", ON_A_TERMINAL_OF_ITS_OWN)
+    process = start(
+        "-n", "2", "--grace", "1000", path, program=program, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
     leash.words(2)
-    os.write(terminal, b"\x03")
-    seen = read_terminal(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    os.write(ours, b"\x03")
+    seen = read_terminal(ours)
+    assert process.wait(LIMIT) == 130
     assert leash.has_ended()
     assert "Traceback" not in seen
     assert seen.count("stopped") == 2
+
+
+ON_A_TERMINAL_OF_ITS_OWN = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 def read_terminal(terminal: int) -> str:

@@ -58,7 +58,8 @@ def narrow_world(world, monkeypatch):
 
     @contextlib.asynccontextmanager
     async def open_narrow(n):
-        conditions = Conditions(delay=0.0001, piece=1500, split=True, buffer=4096)
+        # Not split: a full link whose reads are split at random is refilled in ever smaller pieces.
+        conditions = Conditions(delay=0.0001, piece=1001, buffer=4096)
         async with world(n, conditions=conditions) as comms:
             assert sockets or isinstance(asyncio.get_running_loop(), SimLoop)
             yield comms

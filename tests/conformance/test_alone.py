@@ -69,7 +69,9 @@ async def test_results_equal_the_value_and_are_not_it(world, number):
     async with world(1) as comms:
         (comm,) = comms
         results = [await comm.broadcast(value), *await comm.allgather(value)]
-        results += [await comm.allreduce(value, "max"), await comm.allreduce(value, lambda a, b: 1 / 0)]
+        results.append(await comm.allreduce(value, "max"))
+        if not isinstance(value, memoryview):  # as an object it does not pickle
+            results.append(await comm.allreduce(value, lambda a, b: 1 / 0))
         for result in results:
             assert same(result, value), result
             if isinstance(value, list | dict | np.ndarray | torch.Tensor | memoryview):

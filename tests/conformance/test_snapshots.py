@@ -8,7 +8,7 @@ import pytest
 import torch
 from ranks import each, on_all
 
-SIZES = {"small": 7, "a frame": 5_000, "large": 200_000}
+SIZES = {"small": 7, "a frame": 5_000, "large": 60_000}
 
 
 def digest(array):
@@ -27,12 +27,20 @@ def spoil(value):
         value[:] = -1
 
 
-@pytest.mark.parametrize("shape", [(1 << 20,), (1 << 10, 1 << 11), (1 << 22,)], ids=str)
-async def test_partial_writes_of_typed_arrays_lose_no_byte(narrow_world, shape):
-    """8 MiB of float64 in one dimension, float32 in two, int16: the remainder of a short write is counted in bytes."""
-    dtype = {1 << 20: np.float64, 1 << 21: np.float32, 1 << 22: np.int16}[int(np.prod(shape))]
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (np.float64, (1 << 17,)),
+        (np.float32, (1 << 8, 1 << 10)),
+        (np.int16, (1 << 19,)),
+        pytest.param(np.float64, (1 << 20,), marks=pytest.mark.slow),
+        pytest.param(np.float32, (1 << 10, 1 << 11), marks=pytest.mark.slow),
+        pytest.param(np.int16, (1 << 22,), marks=pytest.mark.slow),
+    ],
+)
+async def test_partial_writes_of_typed_arrays_lose_no_byte(narrow_world, dtype, shape):
+    """1 MiB, in the long form 8 MiB: the remainder of a short write is counted in bytes, not in elements or rows."""
     values = [np.random.default_rng(r).integers(-9000, 9000, shape).astype(dtype) for r in range(2)]
-    assert values[0].nbytes == 1 << 23
     async with narrow_world(2) as comms:
         for result in await each(comms, "broadcast", [values[0], None]):
             assert digest(result) == digest(values[0])
@@ -88,9 +96,11 @@ async def test_whole_values_changed_right_after_the_call_arrive_as_they_were(nar
             return [await work for work in works]
 
         for array, tensor, record, arrays, tensors, records, joined in await on_all(comms, rank):
-            for found, origin in ((array, 1), (tensor, 1), *zip(arrays, range(3)), *zip(tensors, range(3))):
+            for found, origin in zip(
+                (array, tensor, *arrays, *tensors), (1, 1, 0, 1, 2, 0, 1, 2), strict=True
+            ):
                 assert found.tolist() == (numbers + origin).tolist()
-            for found, origin in ((record, 1), *zip(records, range(3)), *zip(joined, range(3))):
+            for found, origin in zip((record, *records, *joined), (1, 0, 1, 2, 0, 1, 2), strict=True):
                 assert found.keys() == {"array", "rank"}
                 assert found["array"].tolist() == (numbers + origin).tolist()
                 assert found["rank"] == [origin]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from asynccoll.errors import AuthenticationError, RendezvousError
-from asynccoll.net import control, coordinator, joiner
+from asynccoll.net import control, coordinator, joiner, station
 from asynccoll.net.handshake import Purpose
 from forming import (
     attentive,
@@ -26,9 +26,11 @@ LONG = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _short_farewell(monkeypatch, request):
+def _short_waits(monkeypatch, request):
+    """Waits that are there for the sake of others, who here either come at once or never."""
     if "late" not in request.node.name:
-        monkeypatch.setattr(coordinator, "FAREWELL", 0.2)
+        monkeypatch.setattr(coordinator, "FAREWELL", 0.1)
+        monkeypatch.setattr(station, "PATIENCE", 0.1)
 
 
 @pytest.fixture(autouse=True)
@@ -509,59 +511,92 @@ async def test_a_link_that_does_not_belong_is_refused_and_harms_nobody(change, m
     last.close()
 
 
-async def test_a_name_that_resolves_later_is_found(monkeypatch):
-    loop = asyncio.get_running_loop()
-    port, lookups = free_port(), []
+NAME = "head.example"
 
-    async def getaddrinfo(host, port, **_):
-        lookups.append(host)
+
+@pytest.fixture
+def resolver(monkeypatch):
+    """``resolver(answer)``: `NAME` resolves to what ``await answer()`` gives; all else as ever (uvloop asks for
+    numeric addresses, too). Gives the list of look-ups.
+    """
+
+    def install(answer):
+        loop = asyncio.get_running_loop()
+        real, lookups = loop.getaddrinfo, []
+
+        async def getaddrinfo(host, port, **options):
+            if host != NAME:
+                return await real(host, port, **options)
+            lookups.append(host)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in await answer()]
+
+        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+        return lookups
+
+    return install
+
+
+def unknown_name():
+    return socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+async def test_a_name_that_resolves_later_is_found(resolver):
+    async def answer():
         if len(lookups) < 8:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+            raise unknown_name()
+        return ["127.0.0.1"]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
-    links = await form_all(3, port, host="head.example")
-    assert set(lookups) == {"head.example"}
-    assert links[1].addresses[0] == f"head.example:{port}"
+    lookups = resolver(answer)
+    port = free_port()
+    links = await form_all(3, port, host=NAME)
+    assert len(lookups) > 8
+    assert links[1].addresses[0] == f"{NAME}:{port}"
     close(links)
 
 
-async def test_a_name_that_never_resolves_is_the_reason_given(monkeypatch):
-    async def getaddrinfo(host, port, **_):
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+async def test_a_name_that_never_resolves_is_the_reason_given(resolver):
+    async def answer():
+        raise unknown_name()
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    resolver(answer)
     port = free_port()
-    errors = await failures(*(form(rank, 2, port, host="head.example", init_timeout=0.4) for rank in range(2)))
+    errors = await failures(*(form(rank, 2, port, host=NAME, init_timeout=0.4) for rank in range(2)))
     for error in errors:
-        assert "the name 'head.example'" in str(error)
+        assert f"the name '{NAME}'" in str(error)
         assert "did not resolve (Name or service not known" in str(error)
         assert error.elapsed < 5
 
 
-async def test_a_resolver_that_never_answers_is_the_reason_given(monkeypatch):
-    async def getaddrinfo(host, port, **_):
-        await loop.create_future()
+async def test_a_resolver_that_never_answers_is_the_reason_given(resolver):
+    async def answer():
+        await asyncio.get_running_loop().create_future()
 
-    loop = asyncio.get_running_loop()
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    resolver(answer)
     port = free_port()
-    errors = await failures(*(form(rank, 2, port, host="head.example", init_timeout=0.4) for rank in range(2)))
+    errors = await failures(*(form(rank, 2, port, host=NAME, init_timeout=0.4) for rank in range(2)))
     assert "did not resolve (timed out)" in str(errors[0])
     assert "the resolver has not answered yet" in str(errors[1])
 
 
-async def test_an_address_that_leads_nowhere_does_not_hide_the_next_one(monkeypatch):
-    async def getaddrinfo(host, port, **_):
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.9", "127.0.0.1")]
+async def test_an_address_that_leads_nowhere_does_not_hide_the_next_one(resolver):
+    async def answer():
+        return ["127.0.0.9", "127.0.0.1"]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    resolver(answer)
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as held:
-        links = await asyncio.gather(
-            form(0, 2, port, host="head.example", fd=held.fileno()), form(1, 2, port, host="head.example")
-        )
+        links = await asyncio.gather(form(0, 2, port, host=NAME, fd=held.fileno()), form(1, 2, port, host=NAME))
     close(links)
+
+
+async def test_rank_0_listens_on_the_address_that_is_this_machines(resolver):
+    async def answer():
+        return ["192.0.2.1", "127.0.0.1"]
+
+    resolver(answer)
+    zero = asyncio.ensure_future(form(0, 2, port := free_port(), host=NAME))
+    await attentive(port)
+    close(await asyncio.gather(zero, form(1, 2, port)))
 
 
 async def test_an_error_nobody_foresaw_comes_out_unchanged_and_is_told(monkeypatch):

@@ -83,11 +83,17 @@ class Step(NamedTuple):
 
 
 class Trouble(NamedTuple):
+    """What goes wrong, on which rank, in which step."""
+
     kind: str
     rank: int
     step: int
     delay: float
+    """It happens so many virtual seconds after the call,"""
+    pieces: int
+    """or when so many pieces have arrived at the rank, if that is sooner; 0: the delay alone counts."""
     detail: str = ""
+    """Of a mismatch: the field that differs."""
 
 
 @dataclass
@@ -109,14 +115,20 @@ def draw(seed: int) -> Plan:
     rng = random.Random(seed)
     size = rng.randint(2, 8)
     (kind,) = rng.choices([*TROUBLES], [*TROUBLES.values()])
-    conditions = _conditions(rng, quick=kind in ("late", "mismatch", "leave"))
+    bulk = rng.random() < 0.4
+    conditions = _conditions(rng, kind in ("late", "mismatch", "leave"), bulk)
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     steps = [_step(rng, size, 250 * max(1, piece)) for _ in range(rng.randint(1, 5))]
     at, rank = rng.randrange(len(steps)), rng.randrange(size)
+    if bulk:  # the step in trouble moves large blocks straight into the ranks' memory
+        steps[at] = Step(rng.choice(["allreduce_", "out", "broadcast"]), 60_000, "f4", "sum", 0, "auto")
     pace = rng.choice([0.0, 0.001, 0.05, 2.0])
     pauses = [[rng.choice([0.0, rng.random() * pace]) for _ in steps] for _ in range(size)]
-    delay = rng.choice([0.0, rng.random() * 0.01, rng.random() * pace])
-    plan = Plan(seed, size, conditions, steps, pauses, Trouble(kind, rank, at, delay))
+    if rng.random() < 0.3:
+        trouble = Trouble(kind, rank, at, rng.choice([0.0, rng.random() * 0.01, rng.random() * pace]), 0)
+    else:  # in the middle of a transfer
+        trouble = Trouble(kind, rank, at, 1000.0, int(2 ** (rng.random() * 9)))
+    plan = Plan(seed, size, conditions, steps, pauses, trouble)
     if kind == "late":
         plan.timeout = rng.choice([0.5, 3.0])
         plan.limited = set(rng.sample(range(size), rng.randint(1, size)))
@@ -126,10 +138,10 @@ def draw(seed: int) -> Plan:
     return plan
 
 
-def _conditions(rng: random.Random, quick: bool) -> Conditions:
+def _conditions(rng: random.Random, quick: bool, bulk: bool) -> Conditions:
     """``quick``: a control frame arrives within a tenth of a second. Else links are as slow as they like."""
-    piece = rng.choice([1, 3, 25, 200, 3000, 1 << 16])
-    buffer = rng.choice([1, 50, 1000, 1 << 14, 1 << 18])
+    piece = rng.choice([3000, 1 << 16] if bulk else [1, 3, 25, 200, 3000, 1 << 16])
+    buffer = rng.choice([1 << 14, 1 << 18] if bulk else [1, 50, 1000, 1 << 14, 1 << 18])
     delay = rng.choice([0.0, 0.0, 0.0001, 0.002, 0.1])
     if quick:
         buffer = max(buffer, 1000)
@@ -353,12 +365,39 @@ class World:
             waits.append(asyncio.ensure_future(self._wait(rank, at, work, call.lent)))
             if troubled and mine:
                 if trouble.kind == "cancel":
-                    self.loop.call_later(trouble.delay, work.cancel)
+                    waits.append(asyncio.ensure_future(self._cancel(work)))
                 elif trouble.kind in ("crash", "leave"):
-                    await asyncio.sleep(trouble.delay)
+                    await self._moment()
                     await self._go(rank, waits)
                     return
         await asyncio.gather(*waits)
+
+    async def _cancel(self, work: Any) -> None:
+        await self._moment()
+        work.cancel()
+
+    async def _moment(self) -> None:
+        """Wait until the trouble is to happen."""
+        trouble = self.plan.trouble
+        if not trouble.pieces:
+            await asyncio.sleep(trouble.delay)
+            return
+        driver = self.network.drivers[trouble.rank]
+        take, left, now = driver.take, trouble.pieces, asyncio.Event()
+
+        def counted(peer: int, piece: memoryview) -> None:
+            nonlocal left
+            take(peer, piece)
+            left -= 1
+            if left == 0:
+                now.set()
+
+        driver.take = counted  # type: ignore[method-assign]
+        try:
+            async with asyncio.timeout(trouble.delay):
+                await now.wait()
+        except TimeoutError:
+            pass
 
     async def _go(self, rank: int, waits: list[asyncio.Future[None]]) -> None:
         if self.plan.trouble.kind == "leave":

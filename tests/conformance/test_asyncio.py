@@ -1,0 +1,304 @@
+"""A Work is an asyncio.Future: whatever asyncio does with futures works, and what nobody keeps still finishes."""
+
+import asyncio
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from ranks import each, on_all, outcomes
+
+from asynccoll import CollectiveCancelled, Work
+from asynccoll.sim.driver import Conditions
+
+MIXED = (0, 1, 7, 500, 5_000, 60_000)
+
+
+async def in_step(comms):
+    assert await on_all(comms, lambda comm: comm.allreduce(1)) == [len(comms)] * len(comms)
+    assert [comm.pending() for comm in comms] == [[]] * len(comms)
+
+
+async def test_a_work_is_a_future_of_the_running_loop(world):
+    async with world(2) as comms:
+        works = [comm.allreduce(np.ones(2)) for comm in comms]
+        for work in works:
+            assert isinstance(work, Work)
+            assert isinstance(work, asyncio.Future)
+            assert asyncio.isfuture(work)
+            assert asyncio.ensure_future(work) is work
+            assert work.get_loop() is asyncio.get_running_loop()
+            assert not work.done()
+            with pytest.raises(asyncio.InvalidStateError):
+                work.result()
+        for work in works:
+            await work
+            assert work.done()
+            assert not work.cancelled()
+            assert work.exception() is None
+            assert work.result() is await work  # again and again
+
+
+async def test_an_operation_runs_from_the_call_on_whoever_awaits_it(world):
+    async with world(3) as comms:
+        works = [comm.allreduce(comm.rank) for comm in comms]
+        await on_all(comms, lambda comm: comm.barrier())
+        await works[2]
+        await in_step(comms)
+        assert [work.result() for work in works] == [3, 3, 3]
+
+
+async def test_gather_and_wait_and_as_completed(world):
+    async with world(3) as comms:
+
+        async def rank(comm):
+            works = [comm.allreduce(np.full(n, comm.rank + 1.0)) for n in MIXED]
+            gathered = await asyncio.gather(*works)
+            done, pending = await asyncio.wait([comm.barrier(), comm.allreduce(2)])
+            assert (len(done), pending) == (2, set())
+            sums = [await one for one in asyncio.as_completed([comm.allreduce(n) for n in range(5)])]
+            return gathered, sorted(sums)
+
+        for gathered, sums in await on_all(comms, rank):
+            assert [result.tolist() for result in gathered] == [[6.0] * n for n in MIXED]
+            assert sums == [0, 3, 6, 9, 12]
+
+
+async def test_wait_is_a_coroutine_for_task_groups(world):
+    async with world(3) as comms:
+
+        async def rank(comm):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(comm.allreduce([n]).wait()) for n in range(10)]
+                last = group.create_task(comm.allgather(comm.rank).wait())
+            return [task.result() for task in tasks], last.result()
+
+        for sums, ranks in await on_all(comms, rank):
+            assert sums == [[n] * 3 for n in range(10)]
+            assert ranks == [0, 1, 2]
+
+
+async def test_wait_for_and_timeout_let_a_result_through(world):
+    async with world(2) as comms:
+
+        async def rank(comm):
+            one = await asyncio.wait_for(comm.allreduce(1), 30)
+            async with asyncio.timeout(30):
+                two = await comm.allreduce(2)
+            return one, two, await asyncio.wait_for(comm.allreduce(3).wait(), None)
+
+        assert await on_all(comms, rank) == [(2, 4, 6)] * 2
+
+
+@pytest.mark.parametrize("how", ["wait_for", "timeout", "wait_for the coroutine"])
+async def test_an_expired_limit_of_asyncio_ends_the_operation_everywhere(world, how):
+    """Rank 0 does not wait; the others call late and hear who gave up."""
+    async with world(3) as comms:
+
+        async def impatient(comm):
+            if how == "timeout":
+                async with asyncio.timeout(0):
+                    await comm.allreduce(1)
+            elif how == "wait_for":
+                await asyncio.wait_for(comm.allreduce(1), 0)
+            else:
+                await asyncio.wait_for(comm.allreduce(1).wait(), 0.001)
+
+        work = comms[1].allreduce(1)
+        first = await outcomes(comms[:1], impatient)
+        assert [type(error) for error in first] == [TimeoutError]
+        if how == "wait_for the coroutine" and comms[0].stats()["operations"] == 0:
+            pytest.fail("the coroutine did not begin")
+        for error in await asyncio.gather(work, comms[2].allreduce(1), return_exceptions=True):
+            assert type(error) is CollectiveCancelled
+            assert error.origin == 0
+        await in_step(comms)
+
+
+async def test_a_failing_sibling_in_a_task_group_cancels_the_operation_everywhere(world):
+    async with world(2) as comms:
+        started = asyncio.Event()
+
+        async def fail():
+            await started.wait()
+            raise KeyError("sibling")
+
+        async def rank(comm):
+            if comm.rank:
+                await started.wait()
+                return await comm.allreduce(1)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(comm.allreduce(1).wait())
+                await asyncio.sleep(0)
+                group.create_task(fail())
+                asyncio.get_running_loop().call_soon(started.set)
+            return task
+
+        failed, cancelled = await outcomes(comms, rank)
+        assert isinstance(failed, ExceptionGroup)
+        assert [type(error) for error in failed.exceptions] == [KeyError]
+        assert cancelled == 2 or (type(cancelled) is CollectiveCancelled and cancelled.origin == 0)
+        await in_step(comms)
+
+
+async def test_a_shielded_operation_outlives_its_awaiter(world):
+    async with world(2) as comms:
+        work = comms[0].allreduce(np.ones(3))
+
+        async def awaiter():
+            return await asyncio.shield(work)
+
+        task = asyncio.create_task(awaiter())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not work.cancelled()
+        other = await comms[1].allreduce(np.ones(3))
+        assert other.tolist() == (await work).tolist() == [2, 2, 2]
+        await in_step(comms)
+
+
+async def test_several_tasks_may_await_one_operation(world):
+    async with world(2) as comms:
+        works = [comm.allreduce([comm.rank]) for comm in comms]
+        results = await asyncio.gather(*(work.wait() for work in works for _ in range(3)))
+        assert results == [[0, 1]] * 6
+        assert results[0] is results[1] is results[2]
+
+
+async def test_callbacks_run_later_in_the_loop_with_the_work(world):
+    for size in (1, 2):
+        async with world(size) as comms:
+            seen = []
+            works = [comm.allreduce(5) for comm in comms]
+            for work in works:
+                work.add_done_callback(lambda done: seen.append((done, done.result())))
+                work.add_done_callback(seen.remove)  # not there: a callback that was removed does not run
+                work.remove_done_callback(seen.remove)
+            assert seen == []
+            await asyncio.gather(*works)
+            await asyncio.sleep(0)
+            assert sorted(result for _, result in seen) == [5 * size] * size
+            assert {done for done, _ in seen} == set(works)
+
+
+async def test_a_callback_may_start_the_next_operation(world):
+    async with world(3) as comms:
+
+        async def rank(comm):
+            finished = asyncio.get_running_loop().create_future()
+
+            def again(work):
+                if work.result() > 1000:
+                    finished.set_result(work.result())
+                else:
+                    comm.allreduce(work.result()).add_done_callback(again)
+
+            comm.allreduce(1).add_done_callback(again)
+            return await finished
+
+        assert await on_all(comms, rank) == [2187] * 3
+
+
+async def test_two_hundred_mixed_operations_at_once_are_all_right(world):
+    conditions = Conditions(delay=0.002, piece=1 << 16, split=True, buffer=1 << 18)
+    async with world(4, conditions=conditions) as comms:
+
+        async def rank(comm):
+            works = []
+            for number in range(200):
+                count = MIXED[number % 6]
+                match number % 5:
+                    case 0:
+                        works.append(comm.allreduce(np.full(count, comm.rank + number), algorithm="ring"))
+                    case 1:
+                        works.append(comm.allgather(np.full(count // 10, comm.rank)))
+                    case 2:
+                        works.append(comm.broadcast(np.full(count, number) if comm.rank == 3 else None, 3))
+                    case 3:
+                        works.append(comm.allreduce([comm.rank] * (count // 10)))
+                    case 4:
+                        works.append(comm.allreduce_tree({"a": np.full(count, number), "n": number}, "max"))
+            # Awaited from the last to the first: the order in which one waits does not matter.
+            return [await work for work in reversed(works)][::-1]
+
+        for results in await on_all(comms, rank):
+            for number, result in enumerate(results):
+                count = MIXED[number % 6]
+                match number % 5:
+                    case 0:
+                        assert result.tolist() == [6 + 4 * number] * count, number
+                    case 1:
+                        assert [part.tolist() for part in result] == [
+                            [r] * (count // 10) for r in range(4)
+                        ], number
+                    case 2:
+                        assert result.tolist() == [number] * count, number
+                    case 3:
+                        assert result == [r for r in range(4) for _ in range(count // 10)], number
+                    case 4:
+                        assert (result["a"].tolist(), result["n"]) == ([number] * count, number), number
+        await in_step(comms)
+
+
+async def test_operations_that_nobody_keeps_still_finish(world):
+    """A thousand on each rank, collected as garbage all the while; the last results show that all were matched."""
+    async with world(3) as comms:
+        memory = [[np.full(3, comm.rank + 1.0) for _ in range(10)] for comm in comms]
+
+        async def rank(comm):
+            for number in range(1000):
+                if number % 100:
+                    comm.allreduce([1, number, "x"][number % 3])
+                else:
+                    comm.allreduce_(memory[comm.rank][number // 100])
+                if number % 50 == 0:
+                    gc.collect()
+                    await asyncio.sleep(0)
+            gc.collect()
+            await comm.barrier()
+            return await comm.allreduce(comm.rank)
+
+        assert await on_all(comms, rank) == [3] * 3
+        assert [comm.pending() for comm in comms] == [[]] * 3
+        for arrays in memory:
+            assert [array.tolist() for array in arrays] == [[6] * 3] * 10
+
+
+async def test_a_finished_operation_leaves_nothing_of_the_caller_behind(world):
+    """Neither the array nor the result wait for the cycle collector."""
+    async with world(2) as comms:
+        arrays = [np.ones(5), np.ones(5)]
+        watched = [weakref.ref(array) for array in arrays]
+        gc.collect()
+        gc.disable()
+        try:
+            results = await each(comms, "allreduce_", arrays)
+            watched += [weakref.ref(result) for result in results]
+            out = [np.zeros(5), np.zeros(5)]
+            watched += [weakref.ref(one) for one in out]
+            await on_all(comms, lambda comm: comm.allreduce(np.ones(5), out=out[comm.rank]))
+            works = [comm.allreduce(np.ones(3)) for comm in comms]
+            watched += [weakref.ref(result) for result in await asyncio.gather(*works)]
+            await on_all(comms, lambda comm: comm.barrier())
+            del arrays, results, out, works
+            assert [ref() for ref in watched] == [None] * len(watched)
+        finally:
+            gc.enable()
+
+
+async def test_a_failure_that_nobody_awaits_is_told_to_the_loop_once_and_only_where_it_arose(world):
+    async with world(2) as comms:
+        loop = asyncio.get_running_loop()
+        told = []
+        loop.set_exception_handler(lambda _, context: told.append(context.get("exception")))
+        try:
+            for comm in comms:
+                comm.allreduce(np.ones(2), "median" if comm.rank == 0 else "sum")
+            await in_step(comms)
+            gc.collect()
+        finally:
+            loop.set_exception_handler(None)
+        assert [error for error in told if isinstance(error, ValueError)] == told[:1]
+        assert len(told) <= 2

@@ -1,0 +1,192 @@
+"""What needs a network of its own: tiny backlogs, few ports, and hosts with several or misleading addresses.
+
+Each test runs child processes in a fresh network namespace, so nothing of the machine's own network is touched.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform == "linux" and os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip")),
+    reason="needs root, unshare and ip to make network namespaces",
+)
+
+CROWD = Path(__file__).with_name("crowd.py")
+
+
+def in_namespace(settings, *command, timeout=100):
+    """Run a command in a new network namespace whose loopback is up; ``settings`` are sysctls.
+
+    The namespace's TCP statistics are the last lines on stderr.
+    """
+    script = "".join(f"echo '{value}' > /proc/sys/{name} && " for name, value in settings.items())
+    script = f'ip link set lo up && {script} "$@"; status=$?; cat /proc/net/netstat >&2; exit $status'
+    return subprocess.run(
+        ["unshare", "-n", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def statistic(netstat, name):
+    """One number of /proc/net/netstat: a line of names, then a line of values."""
+    names, values = [line.split() for line in netstat.splitlines() if line.startswith("TcpExt:")]
+    return int(values[names.index(name)])
+
+
+SMALL_BACKLOG = {"net/core/somaxconn": 8, "net/ipv4/tcp_abort_on_overflow": 1}
+
+
+@pytest.mark.parametrize(
+    "loop", ["asyncio", "uvloop", *(pytest.param(f"round {n}", marks=pytest.mark.slow) for n in range(48))]
+)
+def test_64_processes_that_call_at_once_all_get_through_a_backlog_of_8(loop):
+    done = in_namespace(SMALL_BACKLOG, sys.executable, str(CROWD), "64", "127.0.0.1", "29500", "60", loop)
+    assert done.stdout == "64 of 64 formed the mesh\n"
+    assert done.returncode == 0
+    assert statistic(done.stderr, "ListenOverflows") > 0  # else this was no test of backlogs
+
+
+def test_few_ports_are_enough_or_the_error_is_clear():
+    """16 ranks need 14 listeners and 120 connections; the namespace has 50 ports."""
+    settings = {"net/ipv4/ip_local_port_range": "40000 40049"}
+    done = in_namespace(settings, sys.executable, str(CROWD), "16", "127.0.0.1", "29500", "20")
+    if done.returncode:
+        assert "RendezvousError" in done.stdout
+        assert "errno" in done.stdout
+    else:
+        assert done.stdout == "16 of 16 formed the mesh\n"
+
+
+def test_no_port_at_all_is_a_clear_error_on_every_rank():
+    settings = {"net/ipv4/ip_local_port_range": "40000 40001", "net/ipv4/ip_local_reserved_ports": "40000-40001"}
+    done = in_namespace(settings, sys.executable, str(CROWD), "4", "127.0.0.1", "29500", "3")
+    assert done.stdout.endswith("0 of 4 formed the mesh\n")
+    assert done.stdout.count("RendezvousError") >= 4
+
+
+# One host: waits for its network, then runs some ranks in one loop and prints what they learned.
+HOST = """
+import asyncio, json, sys
+from asynccoll.net.launchers import Placement
+from asynccoll.net.rendezvous import form_mesh
+
+sys.stdin.readline()
+ranks, size, address = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+
+async def main():
+    places = [Placement(rank=rank, size=size, host=address, port=29500) for rank in ranks]
+    meshes = await asyncio.gather(
+        *(form_mesh(place, b"s", init_timeout=float(sys.argv[4])) for place in places), return_exceptions=True
+    )
+    for mesh in meshes:
+        if isinstance(mesh, Exception):
+            print(json.dumps({"error": str(mesh), "elapsed": mesh.elapsed}), flush=True)
+        else:
+            print(json.dumps({"addresses": mesh.addresses, "nodes": mesh.node_ranks}), flush=True)
+    sys.stdin.readline()
+    for mesh in meshes:
+        if not isinstance(mesh, Exception):
+            mesh.close()
+
+asyncio.run(main())
+"""
+
+
+class Host:
+    """Some ranks in a network namespace of their own."""
+
+    def __init__(self, ranks, size, address, init_timeout=20.0):
+        arguments = [json.dumps(ranks), str(size), address, str(init_timeout)]
+        self.count = len(ranks)
+        self.process = subprocess.Popen(
+            ["unshare", "-n", sys.executable, "-c", HOST, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+        self.pid = str(self.process.pid)
+
+    def ip(self, *arguments):
+        subprocess.run(["nsenter", "-t", self.pid, "-n", "ip", *arguments], check=True, timeout=10)
+
+    def say(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def outcomes(self):
+        return [json.loads(self.process.stdout.readline()) for _ in range(self.count)]
+
+
+@pytest.fixture
+def hosts():
+    """``hosts(spec, spec)``: two hosts joined by a cable as 10.0.0.1 and 10.0.0.2, the rest of the network up."""
+    made = []
+
+    def make(*specifications):
+        made.extend(Host(*specification) for specification in specifications)
+        own = os.stat("/proc/self/ns/net").st_ino
+        for host in made:
+            # Until `unshare` has left our namespace, commands would act on the machine's own network.
+            while os.stat(f"/proc/{host.pid}/ns/net").st_ino == own:
+                pass
+        first, second = made
+        first.ip("link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", second.pid)
+        for number, host in enumerate(made, start=1):
+            host.ip("addr", "add", f"10.0.0.{number}/24", "dev", "eth0")
+            host.ip("link", "set", "eth0", "up")
+            host.ip("link", "set", "lo", "up")
+        return made
+
+    yield make
+    for host in made:
+        host.process.kill()
+        host.process.wait(timeout=10)
+        host.process.stdin.close()
+        host.process.stdout.close()
+
+
+def test_ranks_advertise_the_address_that_leads_to_rank_0(hosts):
+    """Also where each host has another network with the same address, and whatever its name resolves to."""
+    a, b = hosts(([0, 1], 4, "10.0.0.1"), ([2, 3], 4, "10.0.0.1"))
+    for host in (a, b):
+        host.ip("link", "add", "docker0", "type", "veth", "peer", "name", "container")
+        host.ip("addr", "add", "172.17.0.1/16", "dev", "docker0")
+        host.ip("link", "set", "docker0", "up")
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        hosts_of_ranks = {rank: address.rpartition(":")[0] for rank, address in outcome["addresses"].items()}
+        assert hosts_of_ranks == {"0": "10.0.0.1", "1": "10.0.0.1", "2": "10.0.0.2", "3": "10.0.0.2"}
+        assert outcome["nodes"] == {"0": 0, "1": 0, "2": 1, "3": 1}
+
+
+def test_a_rank_that_came_through_loopback_is_named_at_once(hosts):
+    """Rank 0 listens everywhere, rank 1 calls it as 127.0.0.1, and rank 2 on another host could not call rank 1."""
+    a, b = hosts(([0], 3, "0.0.0.0", 60.0), ([2], 3, "10.0.0.1", 60.0))
+    command = ["nsenter", "-t", a.pid, "-n", sys.executable, "-c", HOST, "[1]", "3", "127.0.0.1", "60"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    ) as local:
+        for process in (a.process, b.process, local):
+            process.stdin.write("\n")
+            process.stdin.flush()
+        outcomes = [*a.outcomes(), *b.outcomes(), json.loads(local.stdout.readline())]
+        local.kill()
+    for outcome in outcomes:
+        assert "rank 1 advertised loopback address 127.0.0.1:" in outcome["error"]
+        assert "MASTER_ADDR" in outcome["error"]
+        assert outcome["elapsed"] < 30
