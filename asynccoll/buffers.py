@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import array
 import importlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from asynccoll.overlap import overlaps_itself, partly_shared
 
 __all__ = [
     "DTYPES",
@@ -30,7 +31,6 @@ __all__ = [
     "describe",
     "flat_bytes",
     "matches_out",
-    "overlaps_itself",
     "rebuild",
 ]
 
@@ -87,12 +87,6 @@ _FIRST_EXTENSION_DTYPE = 256
 
 # Codes of the struct module and PEP 3118 for numbers that numpy has, after an optional byte order mark.
 _NUMBER_FORMATS = frozenset("?bBhHiIlLqQefd") | {"Zf", "Zd"}
-
-# Up to here `overlaps_itself` compares all offsets (a sort of 64 Ki int64 takes about 1 ms); above, it rules.
-_EXACT_OVERLAP = 65_536
-
-# Search steps for `np.shares_memory` before overlap is assumed; ordinary views are settled in a handful.
-_SHARE_WORK = 10_000
 
 
 class Array:
@@ -380,31 +374,6 @@ def _type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
-    """Whether two elements of such a view share memory (strides in bytes, of either sign).
-
-    Exact up to 65,536 elements. Beyond, a view passes if, in ascending order of stride, every dimension steps
-    over all that the smaller ones span: true of every slice, reversal, transpose and diagonal of an ordinary
-    array.
-    """
-    if 0 in shape:
-        return False
-    steps = sorted((abs(stride), n) for n, stride in zip(shape, strides, strict=True) if n > 1)
-    span = itemsize
-    for stride, n in steps:
-        if stride < span:
-            break
-        span += stride * (n - 1)
-    else:
-        return False
-    if steps[0][0] < itemsize or math.prod(shape) > _EXACT_OVERLAP:
-        return True
-    offsets = np.zeros(1, np.int64)
-    for stride, n in steps:
-        offsets = np.add.outer(offsets, np.arange(n, dtype=np.int64) * stride)
-    return bool((np.diff(np.sort(offsets, axis=None)) < itemsize).any())
-
-
 def matches_out(array: Array, out: Array, shape: tuple[int, ...] | None = None) -> None:
     """Check that ``out`` can take a result of ``array``'s dtype and of ``shape`` (None: ``array``'s shape).
 
@@ -422,27 +391,11 @@ def matches_out(array: Array, out: Array, shape: tuple[int, ...] | None = None) 
     mine, theirs = array._memory, out._memory
     if isinstance(out, _Scalar) or not theirs.flags.writeable:
         raise ValueError(f"out must be writable memory: this {out._kind()} is read-only")
-    if _partly_shared(mine, theirs):
+    if partly_shared(mine, theirs):
         raise ValueError(
             "out overlaps the input in memory without being the same view: pass the input itself as out, "
             "or memory apart from it"
         )
-
-
-def _partly_shared(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    if not np.may_share_memory(one, other):
-        return False
-    if _layout(one) == _layout(other):
-        return False
-    try:
-        return np.shares_memory(one, other, max_work=_SHARE_WORK)  # type: ignore[arg-type]  # any int works
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _layout(memory: npt.NDArray[Any]) -> tuple[Any, ...]:
-    address = memory.__array_interface__["data"][0]
-    return address, memory.shape, [s for s, n in zip(memory.strides, memory.shape, strict=True) if n > 1]
 
 
 def flat_bytes(flat: Flat) -> memoryview:

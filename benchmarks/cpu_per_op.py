@@ -152,9 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--size", type=parse_size, default=8, help="bytes of the float32 array (default 8)")
-    parser.add_argument("--rounds", type=int, default=9, metavar="R", help="rounds (default 9)")
+    parser.add_argument("--rounds", type=int, default=31, metavar="R", help="rounds (default 31)")
     parser.add_argument(
-        "-n", "--iters", type=int, default=3000, metavar="N", help="calls per round (default 3000)"
+        "-n", "--iters", type=int, default=500, metavar="N", help="calls per round (default 500)"
     )
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
     parser.add_argument(

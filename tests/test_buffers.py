@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynccoll import buffers
-from asynccoll.buffers import DTYPES, describe, flat_bytes, matches_out, overlaps_itself, rebuild
+from asynccoll import overlap
+from asynccoll.buffers import DTYPES, describe, flat_bytes, matches_out, rebuild
+from asynccoll.overlap import overlaps_itself
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 
@@ -226,7 +227,7 @@ def test_every_slice_and_transpose_of_ordinary_memory_passes_the_rule_for_large_
         for _ in sizes
     ]
     view = base[tuple(steps)].transpose(data.draw(st.permutations(range(len(sizes)))))
-    with mock.patch.object(buffers, "_EXACT_OVERLAP", -1):
+    with mock.patch.object(overlap, "_EXACT_OVERLAP", -1):
         assert not overlaps_itself(view.shape, view.strides, 8)
 
 

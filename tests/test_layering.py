@@ -17,7 +17,8 @@ LAYERS = (
     # From the bottom to the top. A module imports from the rows above its own, and from its own package; never from its
     # own row or from below. "asynccoll" is the package itself, __init__.py.
     ("errors",),
-    ("buffers", "objects", "algorithms"),
+    ("overlap", "objects", "algorithms"),
+    ("buffers",),
     ("reduction", "trees"),
     ("planner", "engine"),
     ("pump",),
@@ -33,7 +34,7 @@ LAYERS = (
     ("__main__",),
 )
 
-PURE = ("errors", "buffers", "objects", "reduction", "trees", "algorithms", "planner", "engine")
+PURE = ("errors", "overlap", "buffers", "objects", "reduction", "trees", "algorithms", "planner", "engine")
 """Nothing here may know of I/O, time, chance or threads, not even inside a function or for the type checker."""
 
 IMPURE = {

@@ -186,7 +186,7 @@ class Aborts:
         engine = self._engine
         op.inquest = Inquest(reason, engine.now + PATIENCE, limit)
         engine.recall(op)
-        engine._expect(op.inquest.deadline)
+        engine.expect(op.inquest.deadline)
 
     def _answer(self, op: Operation) -> None:
         """Tell every member what this rank called."""

@@ -13,21 +13,20 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from asynccoll.algorithms.dissemination import partners
 from asynccoll.engine import wire
 from asynccoll.engine.aborts import Aborts, refusal
+from asynccoll.engine.departures import Departures
 from asynccoll.engine.group import Early, Group
 from asynccoll.engine.inbound import Inbound, Landing
-from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation, OutStream
-from asynccoll.engine.outbox import EAGER_CREDIT, Outbox
+from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
+from asynccoll.engine.outbox import EAGER_CREDIT
+from asynccoll.engine.outgoing import UNLIMITED, Outgoing
+from asynccoll.engine.rounds import Rounds
 from asynccoll.engine.transfers import RecvBytes, SendBytes
-from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
+from asynccoll.errors import CommunicatorClosed, ProtocolError
 
 __all__ = ["Engine", "Event", "PeerBroken"]
 
 WORLD: Final = 0
 """Id of the communicator of all ranks."""
-UNLIMITED: Final = 1 << 62
-"""A grant for a stream whose bytes always have a place."""
-_COPY_LIMIT: Final = EAGER_STREAM
-"""Payloads up to this size are copied into their frame."""
 
 
 class PeerBroken(NamedTuple):
@@ -50,15 +49,16 @@ class Engine:
         self.now = 0.0
         """The latest time that the driver gave."""
         self._groups: dict[int, Group] = {}
-        self._outboxes: dict[int, Outbox] = {peer: Outbox() for peer in range(size) if peer != rank}
+        self._outgoing = Outgoing(rank, size)
+        self._outboxes = self._outgoing.boxes
         self._inbounds: dict[int, Inbound] = {}
         """Made at the first byte of a peer."""
-        self._dirty: dict[int, None] = {}
-        """Peers to flush, in the order in which they became so (a dict, so that the order is deterministic)."""
         self._events: list[Event] = []
         self._earliest: float | None = None
         """A lower bound of all deadlines."""
         self._aborts = Aborts(self)
+        self._departures = Departures(self, self._groups, self._aborts)
+        self._rounds = Rounds(self, self._outgoing, self._aborts)
         self.add_group(WORLD, tuple(range(size)), name)
 
     # -- what the communicator calls ----------------------------------------------------------------------
@@ -75,28 +75,28 @@ class Engine:
         self.now = now
         group = self._number(op, comm, now)
         early = group.early.pop(op.seq, None)
-        error = self._unfit(group, op)
+        error = self._departures.unfit(group, op)
         if error is not None:
             if early is not None:
                 self._return_credit(early)
-            self._end_unfit(op, error)
+            self._departures.end(op, error)
             return
         group.active[op.seq] = op
         if op.limit is not None:
             op.deadline = now + op.limit
-            self._expect(op.deadline)
+            self.expect(op.deadline)
         if early is not None and early.aborts:
             self._return_credit(early)
             self._aborts.late_arrival(op, early)
             return
         if op.rounds:
-            self._send_record(op)
+            self._rounds.send(op)
         if early is not None and not self._take_early(op, early):
             return
         if op.expected is not None:
             for peer, nbytes in op.expected.items():
                 if nbytes > EAGER_STREAM:
-                    self._grant(op, op.members[peer], UNLIMITED)
+                    self._outgoing.grant(op, op.members[peer], UNLIMITED)
         self._advance(op)
 
     def refuse(self, op: Operation, error: Exception, now: float, comm: int = WORLD) -> None:
@@ -132,9 +132,9 @@ class Engine:
                 self._aborts.broadcast(op, {"reason": "closed", "cause": wire.clipped(cause, 1024)})
                 self._aborts.end(op, CommunicatorClosed(group.rank, op.context(now), cause=cause))
         numbers = {comm: group.next_seq for comm, group in self._groups.items()}
-        for peer, box in self._outboxes.items():
-            box.control.append(wire.goodbye_frame({"cause": wire.clipped(cause, 1024), "next": numbers}))
-            self._dirty[peer] = None
+        goodbye = wire.goodbye_frame({"cause": wire.clipped(cause, 1024), "next": numbers})
+        for peer in self._outboxes:
+            self._outgoing.post(peer, goodbye)
 
     def pending(self) -> list[Operation]:
         """Operations under way, in the order of their communicators and numbers."""
@@ -169,15 +169,11 @@ class Engine:
         """The first ``nbytes`` of `data_to_send` have been written."""
         op = self._outboxes[peer].sent(nbytes)
         if op is not None and op.finished:
-            self._complete(op)
+            self.complete(op)
 
     def take_dirty(self) -> Sequence[int]:
         """Peers for which there may be something new to write."""
-        if not self._dirty:
-            return ()
-        peers = tuple(self._dirty)
-        self._dirty.clear()
-        return peers
+        return self._outgoing.take_dirty()
 
     def events(self) -> list[Event]:
         """What has ended since the last call: operations (with result or error) and peers that broke the protocol."""
@@ -200,30 +196,20 @@ class Engine:
                 if inquest.deadline <= now:
                     self._aborts.conclude(op)
                 else:
-                    self._expect(inquest.deadline)
+                    self.expect(inquest.deadline)
             elif op.deadline is not None:
                 if op.deadline <= now:
                     self._aborts.time_out(op)
                 else:
-                    self._expect(op.deadline)
+                    self.expect(op.deadline)
 
     def peer_lost(self, peer: int, reason: str, now: float) -> None:
         """The connection to ``peer`` ended. Fails what needs it; nothing more is written to it or read from it."""
         self.now = now
         self._outboxes[peer].clear()
         self._inbounds.pop(peer, None)
-        self._dirty.pop(peer, None)
-        for group in self._groups.values():
-            if peer not in group.index or peer in group.lost:
-                continue
-            left = peer in group.left
-            group.lost[peer] = reason
-            for op in list(group.active.values()):
-                error = self._unfit(group, op)
-                if error is not None:
-                    self._end_unfit(op, error)
-                elif left and op.inquest is not None:
-                    self._aborts.consider(op)
+        self._outgoing.dirty.pop(peer, None)
+        self._departures.lost(peer, reason)
 
     # -- bytes from a peer (FrameSink) --------------------------------------------------------------------
 
@@ -235,14 +221,14 @@ class Engine:
         op = group.active.get(seq)
         if op is None:
             if seq >= group.next_seq:
-                self._keep_early(
-                    group, peer, flags, seq, tag, payload if owned else memoryview(bytes(payload))
-                )
+                kept = payload if owned else memoryview(bytes(payload))
+                if not group.keep_payload(peer, flags, seq, tag, kept):
+                    self._outgoing.owe(peer, len(payload))
             elif flags:
-                self._owe(peer, len(payload))
+                self._outgoing.owe(peer, len(payload))
             return
         if flags:
-            self._owe(peer, len(payload))
+            self._outgoing.owe(peer, len(payload))
         if tag != op.digests.tag:
             self._aborts.disagree(op)
         elif op.inquest is None:
@@ -272,14 +258,14 @@ class Engine:
                     return Landing(self._inbounds[peer].scratch(length))
             return Landing(memoryview(bytearray(length)), owned=True)
         if seq >= group.next_seq:
-            self._limit_early(group, peer, flags, length)
+            group.limit_early(peer, flags, length)
             return Landing(memoryview(bytearray(length)), owned=True)
         return Landing(self._inbounds[peer].scratch(length))
 
     def landed(self, peer: int, flags: int, landing: Landing) -> None:
         """The payload of a posted receive is in place."""
         if flags:
-            self._owe(peer, len(landing.memory))
+            self._outgoing.owe(peer, len(landing.memory))
         op, stream = landing.op, landing.stream
         if op is None or stream is None or op.waiting is not stream:
             return  # the operation has ended meanwhile
@@ -307,80 +293,28 @@ class Engine:
                 raise ProtocolError(f"rank {peer} gave back more credit than it was owed")
             return
         if kind == wire.GOODBYE:
-            self._goodbye(peer, wire.control_payload(payload))
+            self._departures.goodbye(peer, wire.control_payload(payload))
             return
         group = self._group_of(comm, peer)
         op = group.active.get(seq)
         if kind == wire.START:
             if op is not None:
-                self._record(op, peer, round_, wire.parse_record(payload, group.size))
+                self._rounds.receive(op, peer, round_, wire.parse_record(payload, group.size))
             elif seq >= group.next_seq:
                 group.early_of(seq).keep_record(peer, round_, bytes(payload))
         elif kind == wire.READY:
             upto = wire.parse_u64(payload)
             if op is not None:
-                self._granted(op, peer, upto)
+                self._outgoing.granted(op, peer, upto)
             elif seq >= group.next_seq:
                 group.early_of(seq).grants[peer] = upto
         elif kind == wire.WANT:
             if op is not None:
-                self._want(op, peer)
+                self._outgoing.wanted(op, peer)
             elif seq >= group.next_seq:
                 group.early_of(seq).wants.add(peer)
         else:
             self._aborts.received(group, peer, seq, op, wire.control_payload(payload))
-
-    # -- START round --------------------------------------------------------------------------------------
-
-    def _send_record(self, op: Operation) -> None:
-        if op.deadline is None:
-            remaining = wire.NO_DEADLINE
-        else:
-            remaining = min(max(0, int((op.deadline - self.now) * 1000)), wire.NO_DEADLINE - 1)
-        record = wire.Record(op.digests.strict, op.value_digest, remaining, op.heard)
-        peer = op.members[op.rounds[op.round][0]]
-        frame = wire.start_frame(op.round, op.comm, op.seq, op.digests.tag, record, len(op.members))
-        self._outboxes[peer].control.append(frame)
-        self._dirty[peer] = None
-
-    def _record(self, op: Operation, peer: int, round_: int, record: wire.Record) -> None:
-        """A record arrived: compare it, and pass the round on as far as it goes."""
-        if round_ >= len(op.rounds) or op.members[op.rounds[round_][1]] != peer:
-            raise ProtocolError(
-                f"rank {peer} sent a START record for round {round_}, which it has no part in"
-            )
-        if op.inquest is not None:
-            return
-        if record.strict != op.digests.strict:
-            self._aborts.disagree(op)
-            return
-        if record.value != op.value_digest:
-            if op.value_digest and record.value:
-                self._aborts.disagree(op)
-                return
-            op.value_digest = op.value_digest or record.value
-        if record.remaining_ms != wire.NO_DEADLINE:
-            deadline = self.now + record.remaining_ms / 1000
-            if op.deadline is None or deadline < op.deadline - 0.001:
-                op.deadline, op.limit = deadline, deadline - op.started
-                self._expect(deadline)
-        if round_ != op.round:
-            if op.early_records is None:
-                op.early_records = {}
-            op.early_records[round_] = record.heard
-            return
-        heard = record.heard
-        while True:
-            op.heard |= heard
-            op.round += 1
-            if op.round == len(op.rounds):
-                if op.finished:
-                    self._complete(op)
-                return
-            self._send_record(op)
-            if op.early_records is None or op.round not in op.early_records:
-                return
-            heard = op.early_records.pop(op.round)
 
     # -- programs -----------------------------------------------------------------------------------------
 
@@ -394,7 +328,7 @@ class Engine:
             while True:
                 transfer = resume()
                 if type(transfer) is SendBytes:
-                    self._send(op, op.members[transfer.peer], transfer.data, transfer.snapshot)
+                    self._outgoing.send(op, op.members[transfer.peer], transfer.data, transfer.snapshot)
                     continue
                 peer = op.members[transfer.peer]
                 stream = op.inputs.get(peer)
@@ -405,7 +339,7 @@ class Engine:
                 if end > stream.granted or (
                     stream.granted > EAGER_STREAM and end > stream.granted - WINDOW // 2
                 ):
-                    self._grant(op, peer, end + WINDOW)
+                    self._outgoing.grant(op, peer, end + WINDOW)
                 if not stream.post(transfer):  # type: ignore[arg-type]
                     op.waiting = stream
                     return
@@ -421,69 +355,12 @@ class Engine:
             self._aborts.fail(op, error)
             return
         if op.finished:
-            self._complete(op)
+            self.complete(op)
 
-    def _complete(self, op: Operation) -> None:
+    def complete(self, op: Operation) -> None:
+        """Put an operation with a result among the events."""
         del self._groups[op.comm].active[op.seq]
         self._events.append(op)
-
-    def _send(self, op: Operation, peer: int, data: memoryview | bytes, snapshot: bool) -> None:
-        size = len(data)
-        if not size:
-            return
-        box = self._outboxes[peer]
-        stream = op.outputs.get(peer)
-        if stream is None:
-            stream = op.outputs[peer] = OutStream(op, peer)
-        self._dirty[peer] = None
-        if size <= _COPY_LIMIT and not stream.pending:
-            end = stream.offset + size
-            if end <= stream.granted:
-                flags = 0
-            elif end <= EAGER_STREAM and size <= box.credit:
-                box.credit -= size
-                flags = wire.EAGER
-            else:
-                flags = -1
-            if flags >= 0:
-                stream.offset = end
-                box.control.append(wire.data_header(flags, op.comm, op.seq, op.digests.tag, size) + data)
-                return
-        stream.pending.append(memoryview(bytes(data)) if snapshot else memoryview(data))
-        op.unsent += 1
-        box.queue(stream)
-
-    # -- grants and credit --------------------------------------------------------------------------------
-
-    def _grant(self, op: Operation, peer: int, upto: int) -> None:
-        stream = op.inputs.get(peer)
-        if stream is None:
-            stream = op.inputs[peer] = InStream()
-        if upto > stream.granted or stream.wanted:
-            stream.wanted = False
-            stream.granted = max(stream.granted, upto)
-            self._outboxes[peer].control.append(wire.ready_frame(op.comm, op.seq, stream.granted))
-            self._dirty[peer] = None
-
-    def _granted(self, op: Operation, peer: int, upto: int) -> None:
-        stream = op.outputs.get(peer)
-        if stream is None:
-            stream = op.outputs[peer] = OutStream(op, peer)
-        stream.granted = max(stream.granted, upto)
-        if stream.pending:
-            self._outboxes[peer].queue(stream)
-            self._dirty[peer] = None
-
-    def _want(self, op: Operation, peer: int) -> None:
-        stream = op.inputs.get(peer)
-        if stream is None:
-            stream = op.inputs[peer] = InStream()
-        stream.wanted = True
-        self._grant(op, peer, stream.consumed + stream.total + WINDOW)
-
-    def _owe(self, peer: int, nbytes: int) -> None:
-        if self._outboxes[peer].owe(nbytes):
-            self._dirty[peer] = None
 
     # -- frames for operations that have not been called here ------------------------------------------------
 
@@ -497,27 +374,10 @@ class Engine:
             raise ProtocolError(f"rank {peer} is not in communicator {comm}")
         return group
 
-    def _limit_early(self, group: Group, peer: int, flags: int, length: int) -> None:
-        if not flags or group.early_bytes.get(peer, 0) + length > EAGER_CREDIT:
-            raise ProtocolError(
-                f"rank {peer} sent {length} bytes without credit for an operation not started here"
-            )
-
-    def _keep_early(
-        self, group: Group, peer: int, flags: int, seq: int, tag: int, payload: memoryview
-    ) -> None:
-        self._limit_early(group, peer, flags, len(payload))
-        early = group.early_of(seq)
-        if early.aborts:
-            self._owe(peer, len(payload))
-            return
-        group.early_bytes[peer] = group.early_bytes.get(peer, 0) + len(payload)
-        early.payload.append((peer, tag, payload))
-
     def _return_credit(self, early: Early) -> None:
         for peer, _, payload in early.payload:
             early.group.early_bytes[peer] -= len(payload)
-            self._owe(peer, len(payload))
+            self._outgoing.owe(peer, len(payload))
 
     def entomb(self, early: Early, rank: int, body: Mapping[str, Any]) -> None:
         """An operation that has not been called here has ended: keep why, drop its bytes."""
@@ -529,56 +389,22 @@ class Engine:
         """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""
         self._return_credit(early)
         for peer, upto in early.grants.items():
-            self._granted(op, peer, upto)
+            self._outgoing.granted(op, peer, upto)
         for peer, tag, payload in early.payload:
             if tag != op.digests.tag:
                 self._aborts.disagree(op)
                 return False
             op.inputs.setdefault(peer, InStream()).backlog.append(payload)
         for peer in sorted(early.wants):
-            self._want(op, peer)
+            self._outgoing.wanted(op, peer)
         for (peer, round_), record in early.records.items():
             try:
-                self._record(op, peer, round_, wire.parse_record(memoryview(record), len(op.members)))
+                self._rounds.receive(op, peer, round_, wire.parse_record(memoryview(record), len(op.members)))
             except ProtocolError as error:
                 self._broken(peer, error)
             if op.inquest is not None or op.error is not None:
                 return False
         return True
-
-    # -- peers that leave or break --------------------------------------------------------------------------
-
-    def _unfit(self, group: Group, op: Operation) -> Exception | None:
-        """Why ``op`` cannot complete, given who has died or left; None if it can."""
-        dead = [peer for peer in group.lost if peer not in group.left]
-        if dead:
-            ranks = [group.index[peer] for peer in dead]
-            return PeerLost(ranks, group.lost[dead[0]], op.context(self.now))
-        for peer, (number, cause) in group.left.items():
-            if op.seq >= number:
-                return CommunicatorClosed(group.index[peer], op.context(self.now), cause=cause)
-        return None
-
-    def _end_unfit(self, op: Operation, error: Exception) -> None:
-        if isinstance(error, PeerLost):
-            self._aborts.lose(op, error)
-        else:
-            self._aborts.end(op, error)
-
-    def _goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
-        numbers, cause = body.get("next"), body.get("cause")
-        if not isinstance(numbers, dict) or not isinstance(cause, str):
-            raise ProtocolError(f"rank {peer} sent a malformed goodbye")
-        for comm, group in self._groups.items():
-            if peer in group.index:
-                number = numbers.get(comm, 0)
-                if not isinstance(number, int):
-                    raise ProtocolError(f"rank {peer} sent a malformed goodbye")
-                group.left[peer] = (number, cause)
-                for op in list(group.active.values()):
-                    error = self._unfit(group, op)
-                    if error is not None:
-                        self._end_unfit(op, error)
 
     def left(self, peer: int) -> bool:
         """The peer has said goodbye."""
@@ -592,7 +418,8 @@ class Engine:
 
     # -- shared with `Aborts` -------------------------------------------------------------------------------
 
-    def _expect(self, deadline: float) -> None:
+    def expect(self, deadline: float) -> None:
+        """See to it that `handle_timer` is called by ``deadline``."""
         if self._earliest is None or deadline < self._earliest:
             self._earliest = deadline
 
@@ -609,13 +436,11 @@ class Engine:
         group = self._groups[op.comm]
         for member in op.members:
             if member != self.rank and member not in group.lost and member not in group.left:
-                self._outboxes[member].control.append(frame)
-                self._dirty[member] = None
+                self._outgoing.post(member, frame)
 
     def reply(self, peer: int, frame: bytes) -> None:
         """Send a control frame to one peer."""
-        self._outboxes[peer].control.append(frame)
-        self._dirty[peer] = None
+        self._outgoing.post(peer, frame)
 
     def finish(self, op: Operation, error: BaseException) -> None:
         """Put an operation that ended by ``error`` among the events."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from asynccoll.engine.operation import Operation
+from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.errors import ProtocolError
 
 __all__ = ["Early", "Group"]
@@ -99,3 +100,20 @@ class Group:
                 raise ProtocolError(f"peers are more than {_MAX_EARLY} operations ahead on {self.name!r}")
             early = self.early[seq] = Early(self)
         return early
+
+    def limit_early(self, peer: int, flags: int, length: int) -> None:
+        """Raise `ProtocolError` if ``peer`` may not send ``length`` more bytes for operations not called here."""
+        if not flags or self.early_bytes.get(peer, 0) + length > EAGER_CREDIT:
+            raise ProtocolError(
+                f"rank {peer} sent {length} bytes without credit for an operation not started here"
+            )
+
+    def keep_payload(self, peer: int, flags: int, seq: int, tag: int, payload: memoryview) -> bool:
+        """Keep payload for a call to come. False if that operation has ended already and the bytes are not needed."""
+        self.limit_early(peer, flags, len(payload))
+        early = self.early_of(seq)
+        if early.aborts:
+            return False
+        self.early_bytes[peer] = self.early_bytes.get(peer, 0) + len(payload)
+        early.payload.append((peer, tag, payload))
+        return True

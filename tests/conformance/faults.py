@@ -11,6 +11,9 @@ import struct
 import numpy as np
 from ranks import on_all
 
+from asynccoll.communicator import Communicator, Options
+from asynccoll.engine.engine import Engine
+from asynccoll.net.driver import NetDriver
 from asynccoll.sim.driver import SimDriver
 from asynccoll.sim.loop import SimLoop
 
@@ -105,6 +108,40 @@ def not_reading(comm):
     finally:
         for peer, sock in driver._sockets.items():
             loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+
+
+@contextlib.asynccontextmanager
+async def tiny_world(size, timeout):
+    """A world over TCP whose socket buffers hold 4 KiB, from before the handshake on: later the kernel goes on with packets
+    that do not fit, and crawls from one retransmission to the next."""
+    loop = asyncio.get_running_loop()
+    sockets = [{} for _ in range(size)]
+    with socket.socket() as listener:
+        shrink(listener)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(size * size)
+        for low in range(size):
+            for high in range(low + 1, size):
+                dialer = shrink(socket.socket())
+                dialer.connect(listener.getsockname())
+                sockets[high][low], (sockets[low][high], _) = dialer, listener.accept()
+    for sock in (sock for links in sockets for sock in links.values()):
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    comms = [
+        Communicator(NetDriver(Engine(rank, size), loop, sockets[rank]), options=Options(timeout))
+        for rank in range(size)
+    ]
+    try:
+        yield comms
+    finally:
+        await on_all(comms, lambda comm: comm.close())
+
+
+def shrink(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return sock
 
 
 @contextlib.contextmanager

@@ -5,7 +5,17 @@ import socket
 
 import numpy as np
 import pytest
-from faults import early_bytes, held_bytes, in_step, in_virtual_time, not_reading, read_slowly, settle, turns
+from faults import (
+    early_bytes,
+    held_bytes,
+    in_step,
+    in_virtual_time,
+    not_reading,
+    read_slowly,
+    settle,
+    tiny_world,
+    turns,
+)
 from ranks import on_all
 
 from asynccoll.sim.driver import Conditions
@@ -43,12 +53,9 @@ class Gauge:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-def tiny_buffers(comms):
-    """Socket buffers of 4 KiB, as the kernel understands it, on every connection."""
-    for comm in comms:
-        for sock in getattr(comm._pump, "_sockets", {}).values():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+def tight(world, size, timeout=30.0):
+    """A world whose links hold about 4 KiB."""
+    return world(size, conditions=TIGHT, timeout=timeout) if in_virtual_time() else tiny_world(size, timeout)
 
 
 async def test_every_connection_sends_small_frames_at_once(world):
@@ -184,8 +191,7 @@ async def test_credit_of_operations_that_failed_is_given_back(world):
 @pytest.mark.parametrize("algorithm", ["ring", "doubling", "tree"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 async def test_everybody_writing_into_tiny_buffers_does_not_stand_still(world, size, algorithm):
-    async with world(size, conditions=TIGHT) as comms:
-        tiny_buffers(comms)
+    async with tight(world, size) as comms:
         for number in range(2 if in_virtual_time() else 3):
             values = [np.arange(1 << 16, dtype=np.float32) + comm.rank + number for comm in comms]
             results = await on_all(
@@ -200,8 +206,7 @@ async def test_everybody_writing_into_tiny_buffers_does_not_stand_still(world, s
 async def test_twenty_rings_of_a_mebibyte_in_tiny_buffers(world, size):
     if in_virtual_time():
         pytest.skip("the shorter form above covers the simulation; this one is about kernel buffers")
-    async with world(size) as comms:
-        tiny_buffers(comms)
+    async with tight(world, size) as comms:
         for number in range(20):
             value = np.full(1 << 18, number, np.float32)
             for result in await on_all(
@@ -212,8 +217,7 @@ async def test_twenty_rings_of_a_mebibyte_in_tiny_buffers(world, size):
 
 
 async def test_many_operations_at_once_in_tiny_buffers(world):
-    async with world(3, conditions=TIGHT) as comms:
-        tiny_buffers(comms)
+    async with tight(world, 3) as comms:
 
         async def one(comm):
             works = []
@@ -242,8 +246,7 @@ async def test_many_operations_at_once_in_tiny_buffers(world):
 async def test_three_rings_of_64_mebibytes_in_tiny_buffers(world, size):
     if in_virtual_time():
         pytest.skip("about kernel buffers")
-    async with world(size, timeout=600.0) as comms:
-        tiny_buffers(comms)
+    async with tight(world, size, 600.0) as comms:
         for number in range(3):
             value = np.full(1 << 24, number, np.float32)
             for result in await on_all(

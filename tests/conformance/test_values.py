@@ -21,9 +21,7 @@ ALGORITHMS = ("ring", "tree", "doubling")
 BULK = Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 20)
 SAMPLE = matrix.sample()
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5)
-TORCH_DTYPES = sorted(
-    {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
-)
+TORCH_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
 
 def digest(result):

@@ -317,6 +317,50 @@ async def test_nobody_gets_a_mesh_that_one_rank_has_not_linked():
     link.close()
 
 
+async def linked_late(port, one, delay):
+    """Rank 2 by hand: joins, links with rank 1, and says LINKED only after ``delay`` seconds. Its two sockets."""
+    last = await joined(2, 3, port)
+    welcome = await hear(last, "welcome")
+    there, run_id = welcome["members"][1][1], welcome["run"]
+    link = await proved(2, 3, there, target=1, purpose=Purpose.LINK, run_id=run_id)
+    await asyncio.sleep(delay)
+    assert not one.done()
+    await control.send(last, control.encode("linked"))
+    return last, link
+
+
+async def test_a_rank_that_has_its_links_leaves_the_verdict_to_rank_0():
+    """Rank 1's own time ends while the others link up: giving up then would leave them with a broken mesh."""
+    port = free_port()
+    zero = asyncio.ensure_future(form(0, 3, port, init_timeout=LONG))
+    one = asyncio.ensure_future(form(1, 3, port, init_timeout=0.3))
+    await attentive(port)
+    last, link = await linked_late(port, one, 0.6)
+    await hear(last, "ready")
+    close(await asyncio.gather(zero, one))
+    last.close()
+    link.close()
+
+
+async def test_a_verdict_that_does_not_come_is_not_waited_for_forever(monkeypatch):
+    monkeypatch.setattr(joiner, "READY_GRACE", 0.2)
+    port = free_port()
+    zero = asyncio.ensure_future(form(0, 3, port, init_timeout=LONG))
+    one = asyncio.ensure_future(form(1, 3, port, init_timeout=0.3))
+    await attentive(port)
+    last = await joined(2, 3, port)
+    welcome = await hear(last, "welcome")
+    link = await proved(
+        2, 3, welcome["members"][1][1], target=1, purpose=Purpose.LINK, run_id=welcome["run"]
+    )
+    with Stopwatch():
+        zero, one = await failures(zero, one)
+    assert "rank 0 did not confirm within 0.3 s" in str(one)
+    assert "rank 1 at 127.0.0.1:" in str(zero)
+    last.close()
+    link.close()
+
+
 async def test_a_link_that_cannot_be_made_is_named_with_its_address():
     """Rank 1 advertises a port that nobody answers, and stays."""
     port, dead = free_port(), free_port()

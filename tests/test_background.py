@@ -1,0 +1,129 @@
+"""A loop in a daemon thread: order, errors and cancelling across the threads, and a quiet end."""
+
+import asyncio
+import concurrent.futures
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from asynccoll.background import LoopThread
+
+TIMEOUT = 30
+
+
+@pytest.fixture
+def thread():
+    made = LoopThread("asynccoll-test")
+    yield made
+    made.stop()
+
+
+def test_it_runs_in_a_daemon_thread_of_its_own_name(thread):
+    async def who():
+        return threading.current_thread()
+
+    runner = thread.run(who()).result(TIMEOUT)
+    assert (runner.name, runner.daemon) == ("asynccoll-test", True)
+    assert runner is not threading.current_thread()
+    assert thread.alive
+
+
+def test_it_knows_whether_the_caller_is_inside(thread):
+    async def inside():
+        return thread.inside()
+
+    assert thread.run(inside()).result(TIMEOUT)
+    assert not thread.inside()
+
+
+def test_functions_run_in_the_order_of_the_calls(thread):
+    seen, done = [], threading.Event()
+    for number in range(100):
+        thread.soon(lambda number=number: seen.append(number))
+    thread.soon(done.set)
+    assert done.wait(TIMEOUT)
+    assert seen == list(range(100))
+
+
+def test_the_future_gives_the_result_or_the_error(thread):
+    async def fails():
+        raise LookupError("nothing here")
+
+    async def gives():
+        return 7
+
+    assert thread.run(gives()).result(TIMEOUT) == 7
+    with pytest.raises(LookupError, match="nothing here"):
+        thread.run(fails()).result(TIMEOUT)
+
+
+def test_cancelling_the_future_cancels_the_coroutine(thread):
+    started, ended = threading.Event(), threading.Event()
+
+    async def waits():
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    future = thread.run(waits())
+    assert started.wait(TIMEOUT)
+    assert future.cancel()
+    assert ended.wait(TIMEOUT)
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(TIMEOUT)
+
+
+def test_stop_ends_the_thread_and_closes_the_loop(thread):
+    thread.stop()
+    assert not thread.alive
+    assert thread.loop.is_closed()
+    assert "asynccoll-test" not in [t.name for t in threading.enumerate()]
+
+
+def test_stopping_twice_is_silent(thread):
+    thread.stop()
+    thread.stop()
+
+
+def test_two_threads_are_apart(thread):
+    other = LoopThread("asynccoll-other")
+    try:
+        assert other.loop is not thread.loop
+        other.stop()
+        assert thread.alive
+    finally:
+        other.stop()
+
+
+def run_script(code):
+    """A script in an interpreter that complains about everything."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=os.getcwd())
+
+
+def test_an_interpreter_that_ends_while_it_runs_ends_quietly():
+    run = run_script(
+        "from asynccoll.background import LoopThread\nthread = LoopThread('t')\nprint(thread.alive)"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "True\n", "")
+
+
+def test_a_fork_has_the_object_but_not_the_thread():
+    run = run_script(
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)  # of fork beside threads, since Python 3.12\n"
+        "from asynccoll.background import LoopThread\n"
+        "thread = LoopThread('t')\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    thread.stop()\n"
+        "    os._exit(10 + thread.alive)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "print(os.waitstatus_to_exitcode(status), thread.alive)\n"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "10 True\n", "")

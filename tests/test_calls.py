@@ -1,0 +1,220 @@
+"""From arguments to an operation: what is compared, which algorithm runs, what is announced, what stays untouched.
+
+Wrong arguments and values are the business of the conformance suite.
+"""
+
+import numpy as np
+import pytest
+
+from asynccoll import calls
+from asynccoll.algorithms import registry
+from asynccoll.calls import Place
+from asynccoll.engine.programs import reductions
+from asynccoll.engine.transfers import SendBytes
+
+KIB = 1 << 10
+AUTO = Place(1, 4, "auto", None)
+
+
+def fields(call):
+    """What is set in the fingerprint."""
+    return {name: value for name, value in call.fingerprint._asdict().items() if value not in (None, False)}
+
+
+def allreduce(place, value, op="sum", *, out=None, algorithm="auto", name=None):
+    return calls.allreduce(place, value, op, out, algorithm, name)
+
+
+def broadcast(place, value, root=0, *, out=None, algorithm="auto", name=None):
+    return calls.broadcast(place, value, root, out, algorithm, name)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Algorithms of the parts that programs are made of."""
+    seen = []
+
+    class Watched(reductions.Part):
+        __slots__ = ()
+
+        def __init__(self, storage, arithmetic, algorithm):
+            seen.append(algorithm)
+            super().__init__(storage, arithmetic, algorithm)
+
+    monkeypatch.setattr(reductions, "Part", Watched)
+    return seen
+
+
+class TestWhatIsCompared:
+    def test_allreduce_of_an_array(self):
+        assert fields(allreduce(AUTO, np.zeros((2, 3), "f4"), "max", algorithm="ring", name="g")) == {
+            "verb": "allreduce",
+            "path": "array",
+            "op": "max",
+            "dtype": "float32",
+            "shape": (2, 3),
+            "name": "g",
+            "algorithm": "ring",
+        }
+
+    def test_in_place_and_out_are_the_same_call(self):
+        value = np.zeros(3)
+        expected = allreduce(AUTO, value).fingerprint
+        assert allreduce(AUTO, value, out=np.zeros(3)).fingerprint == expected
+        assert calls.allreduce_in_place(AUTO, value, "sum", "auto", None).fingerprint == expected
+
+    def test_allreduce_of_an_object(self):
+        assert fields(allreduce(AUTO, [1], "sum")) == {
+            "verb": "allreduce",
+            "path": "object",
+            "op": "sum",
+            "algorithm": "auto",
+        }
+
+    def test_all_functions_are_one_op(self):
+        one, two = allreduce(AUTO, 1, lambda a, b: a), allreduce(AUTO, np.zeros(1), lambda a, b: b)
+        assert one.fingerprint == two.fingerprint
+        assert one.fingerprint.op == "callable"
+
+    def test_a_tree_by_its_structure(self):
+        call = calls.allreduce_tree(AUTO, {"a": np.zeros(3, "f4"), "n": 1}, "sum", "auto", None)
+        found = fields(call)
+        assert found.pop("structure") == "{'a':float32[3],'n':int64[],}"
+        assert found == {"verb": "allreduce_tree", "path": "array", "op": "sum", "algorithm": "auto"}
+
+    @pytest.mark.parametrize("rank", range(4))
+    def test_broadcast_by_the_root_and_by_what_is_known_of_the_value(self, rank):
+        place = AUTO._replace(rank=rank)
+        common = {"verb": "broadcast", "root": 2, "algorithm": "auto", "loose_path": True}
+        array = {"path": "array", "dtype": "int8", "shape": (5,)}
+        given = np.zeros(5, "i1")
+        assert fields(broadcast(place, given, 2)) == common | array
+        assert fields(broadcast(place, "object", 2)) == common | ({"path": "object"} if rank == 2 else {})
+        if rank == 2:
+            assert fields(broadcast(place, None, 2)) == common | {"path": "object"}
+        else:
+            assert fields(broadcast(place, None, 2)) == common
+            assert fields(broadcast(place, None, 2, out=given)) == common | array
+
+    def test_the_root_may_be_anything_that_counts_as_an_index(self):
+        call = broadcast(AUTO, None, np.int64(2))
+        assert call.fingerprint.root == 2
+        assert type(call.fingerprint.root) is int
+
+    def test_allgather_leaves_shapes_free(self):
+        call = calls.allgather(AUTO, np.zeros((2, 3), "f4"), None, "ring", "g")
+        assert fields(call) == {
+            "verb": "allgather",
+            "path": "array",
+            "dtype": "float32",
+            "name": "g",
+            "algorithm": "ring",
+        }
+        assert calls.allgather(AUTO, "object", None, "auto", None).fingerprint.path == "object"
+
+    def test_barrier_by_its_name(self):
+        assert fields(calls.barrier(AUTO, "b")) == {"verb": "barrier", "name": "b"}
+
+    def test_the_default_of_the_environment_is_not_what_was_requested(self):
+        place = AUTO._replace(algorithm="ring")
+        assert allreduce(place, np.zeros(3)).fingerprint.algorithm == "auto"
+
+
+class TestAlgorithm:
+    def test_auto_is_the_tables_choice(self, chosen):
+        table = {"allreduce": [[None, 100, "tree"], [None, None, "ring"]]}
+        for count in (10, 1000):
+            allreduce(AUTO._replace(table=table), np.zeros(count, "u1"))
+        assert chosen == ["tree", "ring"]
+
+    @pytest.mark.parametrize("name", ["ring", "tree", "doubling"])
+    def test_the_calls_own_wish_comes_first_then_the_environments(self, chosen, name):
+        allreduce(AUTO._replace(algorithm="tree"), np.zeros(10), algorithm=name)
+        allreduce(AUTO._replace(algorithm=name), np.zeros(10))
+        assert chosen == [name, name]
+
+    def test_the_environments_counts_only_where_the_verb_has_it(self):
+        place = AUTO._replace(algorithm="doubling")
+        assert "doubling" not in registry.names("broadcast")
+        broadcast(place, np.zeros(3))
+
+    def test_complex_products_are_computed_at_one_rank(self, chosen):
+        for algorithm in ("auto", "doubling"):
+            allreduce(AUTO, np.ones(4, "c8"), "prod", algorithm=algorithm)
+        assert chosen == ["tree", "tree"]
+
+    def test_each_dtype_of_a_tree_chooses_for_itself(self, chosen):
+        table = {"allreduce": [[None, 1000, "tree"], [None, None, "ring"]]}
+        tree = {"a": np.zeros(10, "f4"), "b": np.zeros(1000, "f8"), "c": np.zeros(10, "f4")}
+        calls.allreduce_tree(AUTO._replace(table=table), tree, "sum", "auto", None)
+        assert chosen == ["tree", "ring"]
+
+    def test_a_name_that_does_not_exist_is_answered_with_those_that_do(self):
+        with pytest.raises(ValueError, match="use one of auto, ring, tree, doubling"):
+            allreduce(AUTO, np.zeros(3), algorithm="rign")
+        with pytest.raises(ValueError, match="use one of auto, tree"):
+            broadcast(AUTO, np.zeros(3), algorithm="ring")
+
+
+class TestExpected:
+    def test_bytes_of_a_ring_are_announced_where_there_are_many(self):
+        small, large = np.zeros(64 * KIB, "u1"), np.zeros(64 * KIB + 4, "u1")
+        assert allreduce(AUTO, small, algorithm="ring").expected is None
+        expected = allreduce(AUTO, large, algorithm="ring").expected
+        assert expected == {0: 2 * 3 * (large.nbytes // 4)}
+
+    def test_in_a_tree_several_ranks_send(self):
+        place = AUTO._replace(rank=0)
+        assert allreduce(place, np.zeros(1 << 20), algorithm="tree").expected is None
+
+    def test_the_parts_of_a_tree_of_values_count_together(self):
+        tree = [np.zeros(40 * KIB, "u1"), np.zeros(40 * KIB, "i1")]
+        expected = calls.allreduce_tree(AUTO, tree, "sum", "ring", None).expected
+        assert expected == {0: 2 * 2 * 3 * 10 * KIB}
+
+
+class TestMemory:
+    def test_the_content_at_the_call_counts(self):
+        value = np.full(4, 5.0)
+        program = allreduce(AUTO, value, algorithm="ring").program
+        value[:] = -1
+        first = next(program)
+        assert type(first) is SendBytes
+        assert np.frombuffer(first.data).tolist() == [5.0]
+
+    def test_in_place_lends_the_callers_memory(self):
+        value = np.zeros(4)
+        first = next(calls.allreduce_in_place(AUTO, value, "sum", "ring", None).program)
+        assert np.shares_memory(np.frombuffer(first.data, "u1"), value)
+
+    def test_out_takes_the_value_at_the_call(self):
+        value, out = np.arange(4.0), np.zeros(4)
+        program = allreduce(AUTO, value, out=out, algorithm="ring").program
+        assert out.tolist() == [0, 1, 2, 3]
+        assert np.shares_memory(np.frombuffer(next(program).data, "u1"), out)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda value, out: allreduce(AUTO, value, "no such op", out=out),
+            lambda value, out: allreduce(AUTO, value, out=out, algorithm="no such algorithm"),
+            lambda value, out: allreduce(AUTO, value.astype("i4"), out=out),
+            lambda value, out: allreduce(AUTO, value, out=out[:3]),
+            lambda value, out: allreduce(AUTO, value.astype("?"), "avg", out=out),
+            lambda value, out: broadcast(AUTO, value[:2], out=out),
+            lambda value, out: calls.allgather(AUTO, value, [out] * 3, "auto", None),
+        ],
+        ids=["op", "algorithm", "dtype", "shape", "avg", "broadcast", "allgather"],
+    )
+    def test_a_refused_call_has_touched_nothing(self, call):
+        value, out = np.arange(4.0), np.full(4, 9.0)
+        with pytest.raises((TypeError, ValueError)):
+            call(value, out)
+        assert out.tolist() == [9.0] * 4
+        assert value.tolist() == [0, 1, 2, 3]
+
+    def test_a_program_does_nothing_before_it_runs(self):
+        folded = []
+        call = allreduce(AUTO._replace(rank=0, size=1), 5, lambda a, b: folded.append(a))
+        assert folded == []
+        call.program.close()

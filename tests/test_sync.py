@@ -1,0 +1,510 @@
+"""The synchronous facade: blocking verbs and futures from any thread, Ctrl-C, forks, and a quiet end.
+
+Values are the business of the conformance suite.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import asynccoll
+import asynccoll.sync as ac
+from asynccoll.background import LoopThread
+from asynccoll.errors import (
+    AlreadyInitialized,
+    AsynccollError,
+    CollectiveCancelled,
+    CommunicatorClosed,
+    NotInitialized,
+    RemoteError,
+)
+
+TIMEOUT = 60
+"""Seconds after which a wait has failed: none of these takes one."""
+
+
+@contextlib.contextmanager
+def pair_of_ranks(**options):
+    """Two ranks in this process, each with its own thread."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, concurrent.futures.ThreadPoolExecutor() as pool:
+        os.environ["ASYNCCOLL_RENDEZVOUS_FD"] = str(listener.fileno())
+        try:
+            address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+            opening = [
+                pool.submit(
+                    ac.connect, address, rank=rank, world_size=2, secret="s", init_timeout=TIMEOUT, **options
+                )
+                for rank in range(2)
+            ]
+            ranks = [future.result(TIMEOUT) for future in opening]
+        finally:
+            del os.environ["ASYNCCOLL_RENDEZVOUS_FD"]
+        try:
+            yield ranks
+        finally:
+            for closing in [pool.submit(comm.close) for comm in ranks]:
+                closing.result(TIMEOUT)
+
+
+@pytest.fixture
+def pair():
+    with pair_of_ranks() as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def alone():
+    with ac.connect() as comm:
+        yield comm
+
+
+@pytest.fixture
+def default():
+    ac.init()
+    yield
+    ac.shutdown()
+
+
+class TestVerbs:
+    def test_each_blocks_until_it_has_its_result(self, pair):
+        zero, one = pair
+
+        def rank(comm):
+            array = np.full(3, comm.rank + 1.0)
+            results = [
+                comm.allreduce(array).tolist(),
+                comm.allreduce_(array.copy(), "max").tolist(),
+                comm.allreduce_tree({"a": comm.rank}),
+                comm.broadcast("from one" if comm.rank == 1 else None, root=1),
+                comm.allgather(comm.rank),
+                comm.barrier(),
+            ]
+            return results
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            ends = [future.result(TIMEOUT) for future in [pool.submit(rank, comm) for comm in (zero, one)]]
+        assert ends == [[[3.0] * 3, [2.0] * 3, {"a": 1}, "from one", [0, 1], None]] * 2
+
+    def test_the_async_forms_are_futures(self, pair):
+        futures = [comm.allreduce_async(np.full(2, comm.rank)) for comm in pair]
+        assert all(isinstance(future, concurrent.futures.Future) for future in futures)
+        assert [future.result(TIMEOUT).tolist() for future in futures] == [[1, 1]] * 2
+        for name in ("allreduce__async", "allreduce_tree_async", "broadcast_async", "allgather_async"):
+            futures = [getattr(comm, name)(np.zeros(1)) for comm in pair]
+            for future in futures:
+                future.result(TIMEOUT)
+        for future in [comm.barrier_async() for comm in pair]:
+            assert future.result(TIMEOUT) is None
+
+    def test_the_value_at_the_call_counts(self, pair):
+        array = np.ones(100_000)
+        first = pair[0].allreduce_async(array)
+        array[:] = -1
+        second = pair[1].allreduce_async(np.ones(100_000))
+        assert first.result(TIMEOUT).max() == second.result(TIMEOUT).min() == 2
+
+    def test_calls_are_matched_in_call_order_whatever_is_waited_for_first(self, pair):
+        futures = [[comm.allgather_async((comm.rank, n)) for n in range(20)] for comm in pair]
+        for mine in futures:
+            for n in reversed(range(20)):
+                assert mine[n].result(TIMEOUT) == [(0, n), (1, n)]
+
+    def test_wrong_arguments_are_raised_here_and_on_the_peer(self, pair):
+        other = pair[1].allreduce_async(np.zeros(1))
+        with pytest.raises(ValueError, match="algorithm='nope'"):
+            pair[0].allreduce(np.zeros(1), algorithm="nope")
+        with pytest.raises(RemoteError) as caught:
+            other.result(TIMEOUT)
+        assert caught.value.origin == 0
+
+    def test_facts(self, pair, alone):
+        assert [comm.rank for comm in pair] == [0, 1]
+        assert {comm.world_size for comm in pair} == {2}
+        assert [comm.local_rank for comm in pair] == [0, 1]
+        assert {comm.node_rank for comm in pair} == {0}
+        assert (alone.rank, alone.world_size, alone.closed) == (0, 1, False)
+        assert repr(pair[1]) == "<SyncCommunicator 'world' rank 1 of 2>"
+
+
+class TestThreads:
+    def test_many_threads_may_call_at_once(self, alone):
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda n: alone.allreduce(n), range(200)))
+        assert results == list(range(200))
+
+    def test_one_rank_may_call_from_several_threads_in_an_order_of_its_own_making(self, pair):
+        order = threading.Semaphore(1)
+
+        def call(comm):
+            for _ in range(10):
+                with order:  # the same order on both ranks: one call of each
+                    futures = [c.barrier_async() for c in pair]
+                for future in futures:
+                    future.result(TIMEOUT)
+            return comm.rank
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            assert list(pool.map(call, pair, timeout=TIMEOUT)) == [0, 1]
+
+    def test_from_inside_a_running_loop_it_blocks_and_works(self, alone):
+        async def main():
+            return alone.allreduce(np.ones(3)).tolist()
+
+        assert asyncio.run(main()) == [1.0] * 3
+
+    def test_a_future_can_be_awaited_from_a_loop(self, pair):
+        async def main():
+            return await asyncio.gather(
+                *(asyncio.wrap_future(comm.allgather_async(comm.rank)) for comm in pair)
+            )
+
+        assert asyncio.run(main()) == [[0, 1]] * 2
+
+    def test_from_inside_a_reduce_function_it_is_refused_at_once(self, pair):
+        other = pair[1].allreduce_async(1, max)
+        with pytest.raises(RemoteError) as caught:
+            pair[0].allreduce(1, lambda a, b: pair[0].barrier())
+        assert isinstance(caught.value.original, RuntimeError)
+        assert "wait for itself" in str(caught.value.original)
+        assert isinstance(other.exception(TIMEOUT), RemoteError)
+        # Nothing was numbered: the next calls match.
+        assert [future.result(TIMEOUT) for future in [comm.barrier_async() for comm in pair]] == [None, None]
+
+    def test_a_value_that_calls_while_it_is_pickled_takes_its_place_before(self, alone):
+        class Calls:
+            def __reduce__(self):
+                return str, (alone.allreduce("inner"),)
+
+        assert alone.allreduce(Calls()) == "inner"
+
+
+class TestCancel:
+    def test_it_aborts_the_operation_on_every_rank_and_frees_the_memory(self, pair):
+        array = np.zeros(1 << 20)
+        mine = pair[0].allreduce__async(array)
+        assert mine.cancel()
+        array[:] = 5
+        with pytest.raises(concurrent.futures.CancelledError):
+            mine.result(TIMEOUT)
+        with pytest.raises(CollectiveCancelled) as caught:
+            pair[1].allreduce_(np.zeros(1 << 20))
+        assert caught.value.origin == 0
+        assert (array == 5).all()
+        for future in [comm.barrier_async() for comm in pair]:
+            future.result(TIMEOUT)
+
+    def test_of_a_complete_operation_it_is_false(self, alone):
+        future = alone.barrier_async()
+        future.result(TIMEOUT)
+        assert future.cancel() is False
+
+    def test_twice_is_no_error(self, pair):
+        mine = pair[0].barrier_async()
+        assert mine.cancel()
+        assert mine.cancel()
+        assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
+
+    def test_a_callback_of_a_future_may_cancel_another(self, pair):
+        second = [None]
+        first = pair[0].barrier_async()
+        second[0] = pair[0].barrier_async()
+        done = threading.Event()
+
+        def cancel(future):
+            second[0].cancel()
+            done.set()
+
+        first.add_done_callback(cancel)
+        pair[1].barrier()
+        assert done.wait(TIMEOUT)
+        assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
+
+    def test_it_is_heard_even_if_the_operation_had_not_been_started_yet(self, pair):
+        zero = pair[0]
+        held, free = threading.Event(), threading.Event()
+
+        def hold():
+            held.set()
+            free.wait(TIMEOUT)
+
+        zero._thread.soon(hold)
+        assert held.wait(TIMEOUT)
+        mine = zero.barrier_async()
+        canceller = threading.Thread(target=mine.cancel)
+        canceller.start()
+        while not mine.cancelled():
+            time.sleep(0.001)
+        free.set()
+        canceller.join(TIMEOUT)
+        assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
+        for future in [comm.barrier_async() for comm in pair]:
+            future.result(TIMEOUT)
+
+
+class TestOpening:
+    def test_without_init_every_function_says_what_to_do(self):
+        for call in (ac.rank, ac.world_size, ac.get_communicator, ac.barrier, ac.barrier_async):
+            with pytest.raises(NotInitialized, match=r"asynccoll\.sync\.init"):
+                call()
+        with pytest.raises(NotInitialized, match=r"allreduce\(\) was called before"):
+            ac.allreduce(1)
+
+    def test_init_makes_the_default(self, default):
+        assert (ac.rank(), ac.world_size()) == (0, 1)
+        assert ac.get_communicator().allreduce(5) == ac.allreduce(5) == 5
+        assert ac.allgather_async(1).result(TIMEOUT) == [1]
+
+    def test_a_second_init_is_refused_and_changes_nothing(self, default):
+        first = ac.get_communicator()
+        with pytest.raises(AlreadyInitialized, match="shutdown"):
+            ac.init()
+        assert ac.get_communicator() is first
+        assert ac.allreduce(5) == 5
+
+    def test_init_may_follow_shutdown(self):
+        for _ in range(3):
+            comm = ac.init()
+            ac.shutdown()
+            assert comm.closed
+
+    def test_init_may_follow_a_close_of_the_communicator_itself(self):
+        with ac.init():
+            pass
+        with ac.init() as comm:
+            assert ac.get_communicator() is comm
+        ac.shutdown()
+
+    def test_shutdown_twice_is_silent(self):
+        ac.init()
+        ac.shutdown()
+        ac.shutdown()
+        with pytest.raises(NotInitialized):
+            ac.rank()
+
+    def test_it_is_not_the_default_of_the_package(self, default):
+        with pytest.raises(NotInitialized):
+            asynccoll.rank()
+
+    def test_an_opening_that_fails_leaves_no_thread(self):
+        before = threading.active_count()
+        with pytest.raises(ValueError, match="streams=5"):
+            ac.connect(streams=5)
+        with pytest.raises(ValueError, match="streams=5"):
+            ac.init(streams=5)
+        assert threading.active_count() == before
+        ac.init()
+        ac.shutdown()
+
+    def test_only_one_of_many_threads_may_init(self):
+        def attempt(_):
+            try:
+                return ac.init()
+            except AlreadyInitialized:
+                return None
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            opened = [comm for comm in pool.map(attempt, range(8)) if comm is not None]
+        ac.shutdown()
+        assert len(opened) == 1
+        assert opened[0].closed
+
+
+class TestClosing:
+    def test_the_context_manager_closes(self):
+        before = threading.active_count()
+        with ac.connect() as comm:
+            assert threading.active_count() == before + 1
+        assert comm.closed
+        assert threading.active_count() == before
+
+    def test_afterwards_every_verb_says_so(self):
+        with ac.connect() as comm:
+            pass
+        for call in (comm.barrier, comm.barrier_async, lambda: comm.allreduce(1)):
+            with pytest.raises(NotInitialized, match="is closed"):
+                call()
+
+    def test_twice_is_silent(self):
+        with ac.connect() as comm:
+            comm.close()
+            comm.close()
+
+    def test_what_is_pending_fails_here_and_on_the_peer(self, pair):
+        mine = pair[0].barrier_async()
+        pair[0].close()
+        assert mine.exception(TIMEOUT).origin == 0
+        with pytest.raises(CommunicatorClosed):
+            pair[1].barrier()
+
+    def test_an_exception_out_of_the_block_is_told_to_the_peer(self, pair):
+        other = pair[1].barrier_async()
+
+        def fails():
+            with pair[0]:
+                raise LookupError("nothing here")
+
+        with pytest.raises(LookupError):
+            fails()
+        assert "failed with LookupError: nothing here" in str(other.exception(TIMEOUT))
+
+    def test_a_call_that_meets_a_close_ends_too(self, pair):
+        # The value is pickled in the caller's thread; meanwhile another one begins to close.
+        zero, one = pair
+        released = threading.Event()
+        one._thread.soon(lambda: released.wait(TIMEOUT))  # so that closing waits for the peer
+        closer = threading.Thread(target=zero.close)
+
+        class Closes:
+            def __reduce__(self):
+                closer.start()
+                while not zero.closed:
+                    time.sleep(0.001)
+                return int, (1,)
+
+        try:
+            with pytest.raises((AsynccollError, RuntimeError)):
+                zero.allreduce_async(Closes()).result(10)
+        finally:
+            released.set()
+            closer.join(TIMEOUT)
+
+
+class TestOptions:
+    def test_connect_passes_them_on(self):
+        with pair_of_ranks(timeout=0.05) as ranks:
+            error = ranks[0].barrier_async().exception(TIMEOUT)
+            assert (type(error).__name__, error.limit) == ("CollectiveTimeout", 0.05)
+
+
+# -- processes -------------------------------------------------------------------------------------------------
+
+QUIET = "import logging; logging.getLogger('asyncio').setLevel(logging.ERROR)\n"
+"""-X dev makes asyncio tell of every callback that took a tenth of a second: a matter of the machine's load."""
+
+PAIR = """
+import os, socket, threading
+import asynccoll.sync as ac
+listener = socket.create_server(("127.0.0.1", 0))
+os.environ["ASYNCCOLL_RENDEZVOUS_FD"] = str(listener.fileno())
+address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+ranks = [None, None]
+def connect(rank):
+    ranks[rank] = ac.connect(address, rank=rank, world_size=2, secret="s", init_timeout=60)
+opener = threading.Thread(target=connect, args=(1,))
+opener.start()
+connect(0)
+opener.join()
+listener.close()
+del os.environ["ASYNCCOLL_RENDEZVOUS_FD"]
+zero, one = ranks
+"""
+"""Two ranks in the script's process."""
+
+
+def command(code):
+    return [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + code]
+
+
+def run(code):
+    """Code, output and errors of a script in an interpreter that complains about everything."""
+    done = subprocess.run(command(code), capture_output=True, text=True, timeout=TIMEOUT)
+    return done.returncode, done.stdout, done.stderr
+
+
+class TestExit:
+    def test_without_close_it_is_quiet(self):
+        code = "import asynccoll.sync as ac\nac.init()\nprint(ac.allreduce(5))"
+        assert run(code) == (0, "5\n", "")
+
+    def test_with_two_ranks_and_an_operation_under_way_too(self):
+        code = (
+            PAIR
+            + "future = zero.barrier_async()\nprint([c.allgather_async(c.rank) for c in ranks][0].done())"
+        )
+        assert run(code) == (0, "False\n", "")
+
+    def test_after_shutdown_too(self):
+        code = PAIR + "zero.close()\none.close()\nprint(threading.active_count())"
+        assert run(code) == (0, "1\n", "")
+
+
+class TestInterrupt:
+    def test_ctrl_c_interrupts_the_wait_and_aborts_the_operation_everywhere(self):
+        code = PAIR + (
+            "try:\n"
+            "    print('waiting', flush=True)\n"
+            "    zero.barrier()\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted')\n"
+            "error = one.barrier_async().exception(60)\n"
+            "print(type(error).__name__, error.origin)\n"
+            "print([f.result(60) for f in [c.allgather_async(c.rank) for c in ranks]])\n"
+            "zero.close()\n"
+            "one.close()\n"
+        )
+        child = subprocess.Popen(command(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout.readline() == "waiting\n"
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=TIMEOUT)
+        finally:
+            child.kill()
+            child.wait()
+        assert (out, err) == ("interrupted\nCollectiveCancelled 0\n[[0, 1], [0, 1]]\n", "")
+        assert child.returncode == 0
+
+
+class TestFork:
+    def test_a_fork_must_not_use_it_and_its_parent_goes_on(self):
+        code = PAIR + (
+            "import warnings\n"
+            "warnings.simplefilter('ignore', DeprecationWarning)  # of fork beside threads, since Python 3.12\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    ok = 0\n"
+            "    for call in (zero.barrier, zero.barrier_async, lambda: zero.allreduce(1)):\n"
+            "        try:\n"
+            "            call()\n"
+            "        except RuntimeError as error:\n"
+            "            ok += 'is a fork of process' in str(error)\n"
+            "    zero.close()\n"
+            "    os._exit(ok)\n"
+            "_, status = os.waitpid(child, 0)\n"
+            "print(os.waitstatus_to_exitcode(status))\n"
+            "print([f.result(60) for f in [c.allgather_async(c.rank) for c in ranks]])\n"
+            "zero.close()\n"
+            "one.close()\n"
+        )
+        assert run(code) == (0, "3\n[[0, 1], [0, 1]]\n", "")
+
+    def test_a_fork_may_open_its_own(self):
+        code = (
+            "import os, warnings\n"
+            "warnings.simplefilter('ignore', DeprecationWarning)  # of fork beside threads, since Python 3.12\n"
+            "import asynccoll.sync as ac\n"
+            "ac.init()\n"
+            "child = os.fork()\n"
+            "if not child:\n"
+            "    ac.init()\n"
+            "    value = ac.allreduce(7)\n"
+            "    ac.shutdown()\n"
+            "    os._exit(value)\n"
+            "_, status = os.waitpid(child, 0)\n"
+            "print(os.waitstatus_to_exitcode(status), ac.allreduce(8))\n"
+        )
+        assert run(code) == (0, "7 8\n", "")
+
+
+def test_the_thread_carries_the_name_of_the_package(alone):
+    assert "asynccoll" in [thread.name for thread in threading.enumerate()]
+    assert isinstance(alone._thread, LoopThread)
