@@ -40,10 +40,12 @@ _SCHEDULES: Final[Mapping[tuple[str, str], Callable[..., Schedule]]] = {
     ("reduce", "tree"): tree.reduce,
 }
 
+_NAMES: Final = {verb: tuple(name for of, name in _SCHEDULES if of == verb) for verb, _ in _SCHEDULES}
+
 
 def names(verb: str) -> tuple[str, ...]:
     """Algorithms of ``verb``, without ``"auto"``; empty for a verb that has no schedules."""
-    return tuple(name for of, name in _SCHEDULES if of == verb)
+    return _NAMES.get(verb, ())
 
 
 def schedule(verb: str, name: str) -> Callable[..., Schedule]:

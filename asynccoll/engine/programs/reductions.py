@@ -92,8 +92,7 @@ def _run(part: Part, rank: int, size: int) -> Generator[Transfer, None, None]:
         partial = np.empty(min(slab, len(storage)), arithmetic.partial)
     for lo in range(0, len(storage), slab):
         final = storage[lo : lo + slab]
-        # Same memory, but maybe another dtype: the sortable keys of min and max.
-        working = partial[: len(final)] if arithmetic.separate else final.view(arithmetic.partial)
+        working = partial[: len(final)] if arithmetic.separate else arithmetic.plane(final)
         arithmetic.load(final, working)
         steps = steps_of(part.algorithm, rank, size, len(final), arithmetic.partial.itemsize)
         yield from _reduce(steps, arithmetic, working, final, size)
@@ -102,7 +101,8 @@ def _run(part: Part, rank: int, size: int) -> Generator[Transfer, None, None]:
 def _reduce(
     steps: Iterable[Step], arithmetic: Arithmetic, partial: Flat, final: Flat, size: int
 ) -> Generator[Transfer, None, None]:
-    partial_bytes, final_bytes = flat_bytes(partial), flat_bytes(final)
+    final_bytes = flat_bytes(final)
+    partial_bytes = flat_bytes(partial) if arithmetic.separate else final_bytes
     wide, narrow = partial.itemsize, final.itemsize
     for step in steps:
         kind = type(step)
