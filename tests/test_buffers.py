@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naming import shown
 
 from asynccoll import overlap
 from asynccoll.buffers import DTYPES, describe, flat_bytes, matches_out, rebuild
@@ -317,7 +318,7 @@ def test_a_buffer_that_is_not_numbers_is_refused_by_format() -> None:
     "value",
     [None, True, 3, 2.5, 1j, "text", b"bytes", bytearray(b"bytes"), [1, 2], (1,), {"a": 1}, {1}, object(), len,
      np.str_("text"), np.bytes_(b"bytes"), [np.zeros(2)]],
-    ids=repr,
+    ids=shown,
 )  # fmt: skip
 def test_other_python_values_are_not_on_the_array_path(value: Any) -> None:
     assert describe(value) is None

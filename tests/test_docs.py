@@ -22,7 +22,9 @@ SHORT = {
 }
 
 # Commands for a reader's own files, or that this very suite is part of.
-NOT_HERE = re.compile(r"script\.py|train\.py|-m (module|package|yourpackage)|^tox\b|^pip\b|^python3 -m venv|^\. |--full")
+NOT_HERE = re.compile(
+    r"script\.py|train\.py|-m (module|package|yourpackage)|^tox\b|^pip\b|^python3 -m venv|^\. |--full"
+)
 
 
 def blocks(page, language):
@@ -43,7 +45,9 @@ def all_commands():
 
 
 def quick_start():
-    return re.search(r"^## Quick start\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    return re.search(
+        r"^## Quick start\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )[1]
 
 
 def test_the_quick_start_has_two_blocks_the_main_job_and_the_tests():
@@ -53,7 +57,9 @@ def test_the_quick_start_has_two_blocks_the_main_job_and_the_tests():
 
 
 def test_there_are_commands_to_run():
-    assert {"asynccoll run -n 4 examples/train_digits.py", "asynccoll run -n 4 examples/mean.py"} <= set(all_commands())
+    assert {"asynccoll run -n 4 examples/train_digits.py", "asynccoll run -n 4 examples/mean.py"} <= set(
+        all_commands()
+    )
 
 
 @pytest.mark.parametrize("command", all_commands())
@@ -67,9 +73,17 @@ def test_the_command_runs(command):
     else:
         words[0] = sys.executable
     if any("gloo" in word or "train_digits" in word for word in words):
-        pytest.importorskip("torch" if "gloo" in command else "sklearn")  # extras that the numpy-only run has not
+        pytest.importorskip(
+            "torch" if "gloo" in command else "sklearn"
+        )  # extras that the numpy-only run has not
     done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        words,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from naming import shown
 
 from asynccoll.errors import OpContext, PeerLost, ProtocolError
 from asynccoll.objects import capture, dumps, loads, pack_control, restore, unpack_control
@@ -80,7 +81,9 @@ def raised(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 1, 2**100, "text", b"bytes", [1, (2, {3})], {"a": [1.5]}, len], ids=repr
+    "value",
+    [None, 1, 2**100, "text", b"bytes", [1, (2, {3})], {"a": [1.5]}, len],
+    ids=shown,
 )
 def test_python_values_come_back_equal(value: Any) -> None:
     assert loads(dumps(value)) == value
@@ -128,7 +131,11 @@ def test_the_cause_of_a_failed_pickle_is_the_users_own_error() -> None:
     assert caught.value.__cause__ is cause
 
 
-@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), KeyboardInterrupt(), SystemExit(1)],
+    ids=shown,
+)
 def test_running_out_of_memory_and_being_interrupted_pass_through(error: BaseException) -> None:
     with pytest.raises(type(error)):
         dumps(RaisesOnPickle(error, ValueError()))
@@ -164,7 +171,7 @@ def test_control_records_come_back_with_tuples_as_lists_and_any_plain_key() -> N
         (2**64, ValueError),
         ("\ud800", ValueError),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_control_record_of_anything_else_is_an_error_where_it_is_made(
     record: Any, error: type[Exception]
@@ -342,7 +349,7 @@ def test_a_failure_record_is_bounded_and_keeps_the_innermost_frames() -> None:
         {"type": "E", "message": "", "traceback": "", "pickle": "text"},
         {"type": "E", "message": "", "traceback": ""},
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_a_malformed_failure_record_is_a_protocol_error(info: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed failure record"):

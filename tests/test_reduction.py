@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from naming import shown
 
 from asynccoll.buffers import DTYPES, DType
 from asynccoll.reduction import OPS, Arithmetic, ReduceOp, arithmetic, finish_object, fold_op, resolve_op
@@ -487,7 +488,11 @@ def test_names_members_and_values_are_ops() -> None:
     assert resolve_op(ReduceOp.PRODUCT) == "prod"
 
 
-@pytest.mark.parametrize("op", [max, operator.add, lambda a, b: a, np.add, functools.partial(max)], ids=repr)
+@pytest.mark.parametrize(
+    "op",
+    [max, operator.add, lambda a, b: a, np.add, functools.partial(max)],
+    ids=shown,
+)
 def test_a_callable_is_not_a_named_op(op: Any) -> None:
     assert resolve_op(op) is None
 
@@ -498,7 +503,11 @@ def test_an_unknown_name_is_a_value_error_that_lists_the_names(op: str) -> None:
         resolve_op(op)
 
 
-@pytest.mark.parametrize("op", [None, 3, ("sum",), SimpleNamespace(name="SUM")], ids=repr)
+@pytest.mark.parametrize(
+    "op",
+    [None, 3, ("sum",), SimpleNamespace(name="SUM")],
+    ids=shown,
+)
 def test_anything_else_is_a_type_error_that_shows_it(op: Any) -> None:
     with pytest.raises(TypeError, match="op must be") as caught:
         resolve_op(op)

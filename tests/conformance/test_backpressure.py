@@ -25,8 +25,8 @@ EAGER_CREDIT = 1 << 18
 SEGMENT = 1 << 18
 OVERHEAD = 1 << 17
 """Headers and control records of a thousand operations."""
-SLOW = Conditions(delay=0.05, piece=1 << 14, split=True, buffer=1 << 14)
-"""About a third of a megabyte per second."""
+SLOW = Conditions(delay=0.03, piece=1 << 14, buffer=1 << 16)
+"""About a megabyte per second."""
 TIGHT = Conditions(delay=0.0001, piece=1 << 13, split=True, buffer=1 << 12)
 """As little as a socket with buffers of 4 KiB holds."""
 
@@ -73,10 +73,9 @@ async def test_every_connection_sends_small_frames_at_once(world):
 
 @pytest.mark.parametrize("window", [1, 8])
 async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, window):
-    async with world(3) as comms:
-        size, count = 1 << 20, 100 if in_virtual_time() else 40
+    async with world(3, timeout=600.0) as comms:
+        size, count = 1 << 20, 20 if in_virtual_time() else 100
         if in_virtual_time():
-            count //= 5
             read_slowly(comms[1], (0, 2), SLOW)
 
         async def one(comm):
@@ -95,9 +94,9 @@ async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, windo
             else:
                 everyone = asyncio.gather(*map(one, comms))
                 while not everyone.done():
-                    with not_reading(comms[1]):  # reads for one turn of the loop in ten
+                    with not_reading(comms[1]):  # reads in one turn of the loop out of ten
                         await turns(9)
-                    await turns(1)
+                    await turns(2)  # one to be told that there is something, one to read it
                 await everyone
         # What a rank has not asked for yet: a window per operation under way, and one of them is lent memory only.
         assert gauge.most < (window + 1) * (1 << 20) + EAGER_CREDIT + SEGMENT + OVERHEAD
@@ -105,7 +104,9 @@ async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, windo
 
 
 async def test_bulk_for_a_rank_that_does_not_read_stays_in_the_senders_memory(world):
-    async with world(3) as comms:
+    async with world(
+        3, conditions=Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 18)
+    ) as comms:
         works = [comms[0].broadcast(np.full(1 << 18, n, np.float32)) for n in range(40)]  # 1 MiB each
         works += [comms[2].broadcast() for _ in range(40)]
         async with Gauge(comms) as gauge:
@@ -127,27 +128,26 @@ async def test_a_thousand_small_operations_before_the_other_rank_calls_any(world
         count, length = 1000, 256  # 1 KiB each, four times the credit
 
         def start(comm, number):
-            return comm.allreduce(np.full(length, number + comm.rank, np.float32))
+            return comm.allreduce(np.full(length, number + comm.rank, np.float32), algorithm="ring")
 
         async with Gauge(comms, early_bytes) as gauge:
-            works = [[start(comm, number) for number in range(count)] for comm in ahead]
+            works = [[start(comm, number) for number in range(count)] for comm in ahead] + [[]]
             await (asyncio.sleep(2.0) if in_virtual_time() else turns(300))
             per_peer = comms[late]._pump.engine.group().early_bytes
             assert all(held <= EAGER_CREDIT for held in per_peer.values())
-            assert early_bytes(comms[late]) == sum(per_peer.values()) > 0
+            assert early_bytes(comms[late]) == sum(per_peer.values()) > EAGER_CREDIT // 2
             for comm in ahead:
                 assert held_bytes(comm) <= size * EAGER_CREDIT + OVERHEAD
             for number in range(count):
-                works.append([start(comms[late], number)])
+                works[-1].append(start(comms[late], number))
                 if number % 100 == 0:
                     await turns(1)
         assert gauge.most <= (size - 1) * EAGER_CREDIT
         total = size * (size - 1) // 2
         for row in works:
-            for result in await asyncio.gather(*row):
-                assert result[0] == result[-1] == total + size * (round(float(result[0])) - total) / size
-        for row in works[: size - 1]:
-            assert [work.result()[0] for work in row] == [size * number + total for number in range(count)]
+            for number, work in enumerate(row):
+                result = await work
+                assert result[0] == result[-1] == size * number + total
         await in_step(comms)
         assert [early_bytes(comm) for comm in comms] == [0] * size
 

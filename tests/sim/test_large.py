@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from asynccoll.communicator import Communicator, Options
 from asynccoll.errors import CollectiveMismatch
@@ -51,7 +52,9 @@ async def test_one_odd_rank_of_64_is_named_by_all():
     assert await world(64, body) == [("shape", {41}, 64)] * 64
 
 
+@pytest.mark.timeout(600)
 async def test_a_ring_of_256_ranks():
+    # 130,560 messages.
     async def body(comm):
         result = await comm.allreduce(np.full(512, comm.rank), algorithm="ring")
         return set(result.tolist())
