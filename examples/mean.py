@@ -1,6 +1,6 @@
 """The plain script: no event loop in sight. The mean of one number per rank.
 
-    asynccoll run -n 4 examples/mean.py
+asynccoll run -n 4 examples/mean.py
 """
 
 import numpy as np

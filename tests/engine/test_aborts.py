@@ -5,12 +5,12 @@ import weakref
 
 import numpy as np
 import pytest
-from wires import KIB, Wires, frame, operation
+from wires import KIB, OTHER, Wires, frame, operation, recv, send
 
 from asynccoll.engine import wire
 from asynccoll.engine.aborts import Disagrees, FoldFailed, refusal
 from asynccoll.engine.fingerprint import Fingerprint
-from asynccoll.engine.transfers import FoldBytes, RecvBytes, SendBytes
+from asynccoll.engine.transfers import FoldBytes
 from asynccoll.errors import (
     CollectiveCancelled,
     CollectiveError,
@@ -21,16 +21,7 @@ from asynccoll.errors import (
     RemoteError,
 )
 
-OTHER = Fingerprint("other")
 BULK = 1 << 20
-
-
-def recv(peer, memory):
-    return RecvBytes(peer, memoryview(memory))
-
-
-def send(peer, data):
-    return SendBytes(peer, memoryview(data))
 
 
 def waiting(wires, rank, **options):

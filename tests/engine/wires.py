@@ -2,9 +2,11 @@
 
 from typing import NamedTuple
 
+from asynccoll.engine import wire
 from asynccoll.engine.engine import Engine, PeerBroken
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import Operation
+from asynccoll.engine.transfers import RecvBytes, SendBytes
 from asynccoll.engine.wire import HEADER, HEADER_SIZE
 
 CALL = Fingerprint("test")
@@ -229,3 +231,40 @@ class Wires:
                 assert box.lent is None
                 if peer in self.engines:
                     assert box.credit + self.box(peer, rank).owed == 256 * KIB
+
+
+# -- what tests say often --------------------------------------------------------------------------------------
+
+OTHER = Fingerprint("other")
+"""A call that does not fit `CALL`."""
+
+
+def recv(peer, memory):
+    return RecvBytes(peer, memoryview(memory))
+
+
+def send(peer, data):
+    return SendBytes(peer, memoryview(data))
+
+
+def start_record(seq=0, *, call=CALL, round_=0, size=2, heard=0b10, remaining=wire.NO_DEADLINE):
+    """A START frame as rank 1 would send it."""
+    strict, value, tag = digests(call)
+    return wire.start_frame(round_, 0, seq, tag, wire.Record(strict, value, remaining, heard), size)
+
+
+def data(seq, payload, *, flags=wire.EAGER, tag=TAG):
+    return frame(wire.DATA, seq, payload, flags=flags, tag=tag)
+
+
+def abort(seq, **body):
+    return wire.abort_frame(0, seq, body)
+
+
+def kinds(found):
+    return [f.kind for f in found]
+
+
+def alone(size=2):
+    """Rank 0, whose peers are made up."""
+    return Wires(size, [0])

@@ -28,7 +28,9 @@ def place(rank, size, port, host="127.0.0.1", **more):
     return Placement(rank=rank, size=size, host=host, port=port, **more)
 
 
-def form(rank, size, port, host="127.0.0.1", *, secret=SECRET, init_timeout=20.0, generation=0, fd=None, **options):
+def form(
+    rank, size, port, host="127.0.0.1", *, secret=SECRET, init_timeout=20.0, generation=0, fd=None, **options
+):
     """One rank's `form_mesh`, not started."""
     placement = place(rank, size, port, host, generation=generation, rendezvous_fd=fd)
     return form_mesh(placement, secret, init_timeout=init_timeout, **options)
@@ -91,7 +93,9 @@ async def exchange(links):
                 assert sock.recv(16) == bytes([peer, mesh.rank])
 
 
-async def proved(rank, size, port, *, target=0, purpose=Purpose.RENDEZVOUS, run_id=NO_RUN, secret=SECRET, generation=0):
+async def proved(
+    rank, size, port, *, target=0, purpose=Purpose.RENDEZVOUS, run_id=NO_RUN, secret=SECRET, generation=0
+):
     """A connection to a rank that has let us through its handshake: what a process with the secret can get."""
     sock = socket.socket()
     try:
@@ -108,7 +112,9 @@ async def proved(rank, size, port, *, target=0, purpose=Purpose.RENDEZVOUS, run_
 async def joined(rank, size, port, *, listens_at=0, settings=None, **hello):
     """A rank that joins by hand and then does what the test wants."""
     sock = await proved(rank, size, port, **hello)
-    entry = Entry(rank, size, "", "127.0.0.1", listens_at, host_identity(), os.getpid(), settings or {"pulse": False})
+    entry = Entry(
+        rank, size, "", "127.0.0.1", listens_at, host_identity(), os.getpid(), settings or {"pulse": False}
+    )
     await control.send(sock, control.encode("join", **entry.as_message()))
     return sock
 

@@ -8,11 +8,12 @@ import socket
 import struct
 
 import pytest
+from forming import SECRET, attentive, close, form, form_all, free_port, hear, joined, nothing_left, proved
+
 from asynccoll.net import accepting, coordinator, handshake
 from asynccoll.net.accepting import Acceptor, Strangers, backlog, listen
 from asynccoll.net.handshake import Answer, Hello, Purpose, Status
 from asynccoll.net.sockets import close_all
-from forming import SECRET, attentive, close, form, form_all, free_port, hear, joined, nothing_left, proved
 
 STRANGERS = {
     "connects and closes": b"",
@@ -163,30 +164,29 @@ async def test_no_more_than_the_limit_are_held_half_open():
 
 
 class Starving(socket.socket):
-    """A listener in a process that has no descriptors left for the first few accepts."""
+    """A listener in a process that has no descriptors left until ``until`` (loop time)."""
 
-    refusals = 3
     asked = 0
+    until = 0.0
 
     def accept(self):
-        Starving.asked += 1
-        if Starving.refusals:
-            Starving.refusals -= 1
+        self.asked += 1
+        if asyncio.get_running_loop().time() < self.until:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return super().accept()
 
 
 async def test_without_descriptors_accepting_pauses_and_then_goes_on(monkeypatch, caplog):
     monkeypatch.setattr(accepting, "_RESOURCE_PAUSE", 0.05)
-    monkeypatch.setattr(Starving, "refusals", 3)
-    monkeypatch.setattr(Starving, "asked", 0)
-    arrived = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    arrived = loop.create_future()
     answer = Answer(Status.ACCEPTED, 0, 2, 0, bytes(16))
     async with nothing_left():
         with Starving() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             listener.setblocking(False)
+            listener.until = loop.time() + 0.22
             acceptor = Acceptor(
                 listener,
                 SECRET,
@@ -200,9 +200,29 @@ async def test_without_descriptors_accepting_pauses_and_then_goes_on(monkeypatch
             dialed = await proved(1, 2, listener.getsockname()[1])
             close_all(dialed, await arrived)
             await acceptor.stop()
-    # Three refusals, one caller, one look whether there are more: it did not spin while the queue was not empty.
-    assert Starving.asked == 5
+    # A try every 0.05 s, the caller, and a look whether there are more: it did not spin on the queue.
+    assert 2 < listener.asked <= 8
     assert "cannot accept connections for now" in caplog.text
+
+
+async def test_accepting_can_be_stopped_while_it_pauses():
+    async with nothing_left():
+        with Starving() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            listener.setblocking(False)
+            listener.until = float("inf")
+            acceptor = Acceptor(
+                listener, SECRET, 2, pytest.fail, pytest.fail, Strangers("x"), on_error=pytest.fail
+            )
+            acceptor.start()
+            with socket.create_connection(listener.getsockname()):
+                while not listener.asked:
+                    await asyncio.sleep(0.01)
+                await acceptor.stop()
+                asked = listener.asked
+                await asyncio.sleep(2 * accepting._RESOURCE_PAUSE)
+            assert listener.asked == asked
 
 
 async def test_a_flood_during_forming_costs_little_memory():

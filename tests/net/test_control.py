@@ -6,6 +6,7 @@ import struct
 
 import msgpack
 import pytest
+
 from asynccoll.errors import ProtocolError
 from asynccoll.net import control
 

@@ -4,10 +4,11 @@ import asyncio
 import socket
 
 import pytest
+from forming import SECRET, close, form, free_port, nothing_left
+
 from asynccoll.net import dialing, handshake
 from asynccoll.net.dialing import Backoff, Call, Stage, dial
 from asynccoll.net.handshake import Hello, Purpose
-from forming import SECRET, close, form, free_port, nothing_left
 
 
 def call(port, host="127.0.0.1"):

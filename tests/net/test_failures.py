@@ -5,9 +5,6 @@ import socket
 import time
 
 import pytest
-from asynccoll.errors import AuthenticationError, RendezvousError
-from asynccoll.net import control, coordinator, joiner, station
-from asynccoll.net.handshake import Purpose
 from forming import (
     attentive,
     close,
@@ -20,6 +17,10 @@ from forming import (
     nothing_left,
     proved,
 )
+
+from asynccoll.errors import AuthenticationError, RendezvousError
+from asynccoll.net import control, coordinator, joiner, station
+from asynccoll.net.handshake import Purpose
 
 LONG = 60.0
 """An init_timeout that no test here sits out: who raises earlier was told, not timed out."""
@@ -350,9 +351,7 @@ async def test_a_verdict_that_does_not_come_is_not_waited_for_forever(monkeypatc
     await attentive(port)
     last = await joined(2, 3, port)
     welcome = await hear(last, "welcome")
-    link = await proved(
-        2, 3, welcome["members"][1][1], target=1, purpose=Purpose.LINK, run_id=welcome["run"]
-    )
+    link = await proved(2, 3, welcome["members"][1][1], target=1, purpose=Purpose.LINK, run_id=welcome["run"])
     with Stopwatch():
         zero, one = await failures(zero, one)
     assert "rank 0 did not confirm within 0.3 s" in str(one)
@@ -572,7 +571,9 @@ def resolver(monkeypatch):
             if host != NAME:
                 return await real(host, port, **options)
             lookups.append(host)
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in await answer()]
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in await answer()
+            ]
 
         monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
         return lookups
@@ -629,7 +630,9 @@ async def test_an_address_that_leads_nowhere_does_not_hide_the_next_one(resolver
     resolver(answer)
     port = free_port()
     with socket.create_server(("127.0.0.1", port)) as held:
-        links = await asyncio.gather(form(0, 2, port, host=NAME, fd=held.fileno()), form(1, 2, port, host=NAME))
+        links = await asyncio.gather(
+            form(0, 2, port, host=NAME, fd=held.fileno()), form(1, 2, port, host=NAME)
+        )
     close(links)
 
 

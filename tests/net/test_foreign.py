@@ -1,6 +1,7 @@
 """Launchers that are present but not read must not end in many worlds of one."""
 
 import pytest
+
 from asynccoll.net.foreign import FOREIGN, refuse_foreign_launcher
 
 STEP = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "4"}

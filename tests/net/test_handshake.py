@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import handshake
 from asynccoll.net.handshake import (
@@ -214,7 +215,9 @@ def test_a_recorded_acceptor_is_no_use_against_a_new_nonce():
     assert isinstance(dialer, AuthenticationError)
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status not in (Status.ACCEPTED, Status.BAD_PROOF)])
+@pytest.mark.parametrize(
+    "status", [status for status in Status if status not in (Status.ACCEPTED, Status.BAD_PROOF)]
+)
 def test_a_refusal_is_authenticated_and_says_why(status):
     answer = ANSWER._replace(status=status, generation=9, run_id=bytes(16))
     dialer, acceptor, _ = meet(judge=lambda hello: answer)

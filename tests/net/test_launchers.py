@@ -1,6 +1,7 @@
 """Which place `detect` reads out of arguments and environments."""
 
 import pytest
+
 from asynccoll.net.launchers import READERS, Finding, Placement, detect
 
 ASYNCCOLL = {
@@ -44,10 +45,18 @@ PICKED = [
     ("a secret that is not UTF-8", {**ASYNCCOLL, "ASYNCCOLL_SECRET": "\udcff"}, dict(secret=b"\xff")),
     ("ours with a generation", {**ASYNCCOLL, "ASYNCCOLL_GENERATION": "7"}, dict(generation=7)),
     ("ours with a listener", {**ASYNCCOLL, "ASYNCCOLL_RENDEZVOUS_FD": "5"}, dict(rendezvous_fd=5)),
-    ("plain torch", PLAIN, dict(rank=2, size=3, host="head", port=1234, source="RANK/WORLD_SIZE", generation=0)),
+    (
+        "plain torch",
+        PLAIN,
+        dict(rank=2, size=3, host="head", port=1234, source="RANK/WORLD_SIZE", generation=0),
+    ),
     ("torchrun", TORCHRUN, dict(rank=2, local_rank=0, node_rank=2, generation=5)),
     ("Ray Train", {**PLAIN, "LOCAL_RANK": "0", "NODE_RANK": "1"}, dict(local_rank=0, node_rank=1)),
-    ("a secret beside torchrun", {**TORCHRUN, "ASYNCCOLL_SECRET": "s"}, dict(source="RANK/WORLD_SIZE", secret=b"s")),
+    (
+        "a secret beside torchrun",
+        {**TORCHRUN, "ASYNCCOLL_SECRET": "s"},
+        dict(source="RANK/WORLD_SIZE", secret=b"s"),
+    ),
     ("our generation beside torchrun", {**TORCHRUN, "ASYNCCOLL_GENERATION": "9"}, dict(generation=9)),
     ("both, different", {**PLAIN, **ASYNCCOLL}, dict(rank=1, size=4, host="10.0.0.1", source="ASYNCCOLL_*")),
     (
@@ -67,9 +76,17 @@ PICKED = [
     ("IPv6", {**PLAIN, "MASTER_ADDR": "fd00::1"}, dict(host="fd00::1")),
     ("IPv6 in brackets", {**PLAIN, "MASTER_ADDR": "[fd00::1]"}, dict(host="fd00::1")),
     ("IPv6 with a zone", {**PLAIN, "MASTER_ADDR": "fe80::1%eth0"}, dict(host="fe80::1%eth0")),
-    ("a world of one", {"RANK": "0", "WORLD_SIZE": "1"}, dict(rank=0, size=1, host=None, source="RANK/WORLD_SIZE")),
+    (
+        "a world of one",
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        dict(rank=0, size=1, host=None, source="RANK/WORLD_SIZE"),
+    ),
     ("one with an address", {**PLAIN, "RANK": "0", "WORLD_SIZE": "1"}, dict(size=1, host=None, port=None)),
-    ("one with a garbled address", {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"}, dict(size=1, port=None)),
+    (
+        "one with a garbled address",
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "x"},
+        dict(size=1, port=None),
+    ),
     ("torchrun inside Slurm", {**SLURM, **TORCHRUN}, dict(rank=2, size=3)),
     ("torchrun inside Open MPI", {**OPEN_MPI, **TORCHRUN}, dict(rank=2, size=3)),
     ("only a local rank", {"LOCAL_RANK": "1"}, dict(size=1, local_rank=None, source="none")),
@@ -77,7 +94,9 @@ PICKED = [
 ]
 
 
-@pytest.mark.parametrize(("environ", "expected"), [case[1:] for case in PICKED], ids=[case[0] for case in PICKED])
+@pytest.mark.parametrize(
+    ("environ", "expected"), [case[1:] for case in PICKED], ids=[case[0] for case in PICKED]
+)
 def test_an_environment_gives_the_documented_place(environ, expected):
     placement = detect(environ=environ)
     assert {name: getattr(placement, name) for name in expected} == expected
@@ -85,7 +104,11 @@ def test_an_environment_gives_the_documented_place(environ, expected):
 
 # name, environment, fragments that the message must hold
 REFUSED = [
-    ("rank is a word", {**ASYNCCOLL, "ASYNCCOLL_RANK": "three"}, ["ASYNCCOLL_RANK='three' is not an integer"]),
+    (
+        "rank is a word",
+        {**ASYNCCOLL, "ASYNCCOLL_RANK": "three"},
+        ["ASYNCCOLL_RANK='three' is not an integer"],
+    ),
     ("rank is a float", {**PLAIN, "RANK": "1.0"}, ["RANK='1.0' is not an integer"]),
     ("rank is hexadecimal", {**PLAIN, "RANK": "0x1"}, ["RANK='0x1' is not an integer"]),
     ("rank has an underscore", {**PLAIN, "RANK": "1_0"}, ["RANK='1_0' is not an integer"]),
@@ -98,9 +121,21 @@ REFUSED = [
     ("size is zero", {**PLAIN, "WORLD_SIZE": "0"}, ["WORLD_SIZE='0'", "at least 1"]),
     ("size is empty", {**ASYNCCOLL, "ASYNCCOLL_WORLD_SIZE": ""}, ["ASYNCCOLL_WORLD_SIZE='' is empty"]),
     ("rank equals size", {**PLAIN, "RANK": "3"}, ["RANK='3'", "WORLD_SIZE='3'", "outside"]),
-    ("rank above size", {**ASYNCCOLL, "ASYNCCOLL_RANK": "9"}, ["ASYNCCOLL_RANK='9'", "ASYNCCOLL_WORLD_SIZE='4'"]),
-    ("our rank alone", {"ASYNCCOLL_RANK": "0"}, ["ASYNCCOLL_RANK='0' is set but ASYNCCOLL_WORLD_SIZE is not"]),
-    ("our size alone", {"ASYNCCOLL_WORLD_SIZE": "2"}, ["ASYNCCOLL_WORLD_SIZE='2' is set but ASYNCCOLL_RANK is not"]),
+    (
+        "rank above size",
+        {**ASYNCCOLL, "ASYNCCOLL_RANK": "9"},
+        ["ASYNCCOLL_RANK='9'", "ASYNCCOLL_WORLD_SIZE='4'"],
+    ),
+    (
+        "our rank alone",
+        {"ASYNCCOLL_RANK": "0"},
+        ["ASYNCCOLL_RANK='0' is set but ASYNCCOLL_WORLD_SIZE is not"],
+    ),
+    (
+        "our size alone",
+        {"ASYNCCOLL_WORLD_SIZE": "2"},
+        ["ASYNCCOLL_WORLD_SIZE='2' is set but ASYNCCOLL_RANK is not"],
+    ),
     ("our rank alone beside torchrun", {**PLAIN, "ASYNCCOLL_RANK": "0"}, ["ASYNCCOLL_WORLD_SIZE is not"]),
     ("rank alone", {"RANK": "0"}, ["RANK='0' is set but WORLD_SIZE is not"]),
     ("size alone", {"WORLD_SIZE": "2"}, ["WORLD_SIZE='2' is set but RANK is not"]),
@@ -109,9 +144,21 @@ REFUSED = [
         {"WORLD_SIZE": "2", "JOB_COMPLETION_INDEX": "1"},
         ["RANK is not", "ASYNCCOLL_RANK=$JOB_COMPLETION_INDEX"],
     ),
-    ("no address", without(PLAIN, "MASTER_ADDR", "MASTER_PORT"), ["ASYNCCOLL_MASTER_ADDR", "MASTER_PORT", "address="]),
-    ("host without port", without(PLAIN, "MASTER_PORT"), ["MASTER_ADDR='head' is set but MASTER_PORT is not"]),
-    ("port without host", without(PLAIN, "MASTER_ADDR"), ["MASTER_PORT='1234' is set but MASTER_ADDR is not"]),
+    (
+        "no address",
+        without(PLAIN, "MASTER_ADDR", "MASTER_PORT"),
+        ["ASYNCCOLL_MASTER_ADDR", "MASTER_PORT", "address="],
+    ),
+    (
+        "host without port",
+        without(PLAIN, "MASTER_PORT"),
+        ["MASTER_ADDR='head' is set but MASTER_PORT is not"],
+    ),
+    (
+        "port without host",
+        without(PLAIN, "MASTER_ADDR"),
+        ["MASTER_PORT='1234' is set but MASTER_ADDR is not"],
+    ),
     (
         "our port alone does not borrow a host",
         {**PLAIN, "ASYNCCOLL_MASTER_PORT": "5"},
@@ -127,14 +174,26 @@ REFUSED = [
     ("port too large", {**PLAIN, "MASTER_PORT": "65536"}, ["MASTER_PORT='65536' is not a port"]),
     ("port empty", {**PLAIN, "MASTER_PORT": ""}, ["MASTER_PORT='' is empty"]),
     ("host empty", {**PLAIN, "MASTER_ADDR": " "}, ["MASTER_ADDR=' ' is empty"]),
-    ("host with a port", {**PLAIN, "MASTER_ADDR": "head:29500"}, ["MASTER_ADDR='head:29500' is not a host name"]),
-    ("host with a scheme", {**PLAIN, "MASTER_ADDR": "tcp://head"}, ["MASTER_ADDR='tcp://head' is not a host name"]),
+    (
+        "host with a port",
+        {**PLAIN, "MASTER_ADDR": "head:29500"},
+        ["MASTER_ADDR='head:29500' is not a host name"],
+    ),
+    (
+        "host with a scheme",
+        {**PLAIN, "MASTER_ADDR": "tcp://head"},
+        ["MASTER_ADDR='tcp://head' is not a host name"],
+    ),
     ("host with a blank", {**PLAIN, "MASTER_ADDR": "he ad"}, ["MASTER_ADDR='he ad' is not a host name"]),
     ("host is a list", {**PLAIN, "MASTER_ADDR": "a,b"}, ["MASTER_ADDR='a,b' is not a host name"]),
     ("host in brackets", {**PLAIN, "MASTER_ADDR": "[head]"}, ["MASTER_ADDR='[head]' is not a host name"]),
     ("local rank garbled", {**PLAIN, "LOCAL_RANK": "x"}, ["LOCAL_RANK='x' is not an integer"]),
     ("node rank garbled", {**PLAIN, "GROUP_RANK": ""}, ["GROUP_RANK='' is empty"]),
-    ("restart count garbled", {**PLAIN, "TORCHELASTIC_RESTART_COUNT": "?"}, ["TORCHELASTIC_RESTART_COUNT='?'"]),
+    (
+        "restart count garbled",
+        {**PLAIN, "TORCHELASTIC_RESTART_COUNT": "?"},
+        ["TORCHELASTIC_RESTART_COUNT='?'"],
+    ),
     ("generation garbled", {"ASYNCCOLL_GENERATION": "-2"}, ["ASYNCCOLL_GENERATION='-2' is negative"]),
     ("listener garbled", {**ASYNCCOLL, "ASYNCCOLL_RENDEZVOUS_FD": "fd"}, ["ASYNCCOLL_RENDEZVOUS_FD='fd'"]),
     ("secret empty", {**ASYNCCOLL, "ASYNCCOLL_SECRET": ""}, ["ASYNCCOLL_SECRET is empty"]),
@@ -143,7 +202,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("environ", "fragments"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+@pytest.mark.parametrize(
+    ("environ", "fragments"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
 def test_a_garbled_environment_is_an_error_that_names_it(environ, fragments):
     with pytest.raises(ValueError) as caught:
         detect(environ=environ)
@@ -153,7 +214,9 @@ def test_a_garbled_environment_is_an_error_that_names_it(environ, fragments):
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.9:99", None, "env://"])
 def test_arguments_win_over_every_variable(address):
-    placement = detect(address, rank=0, world_size=2, secret="mine", environ={**ASYNCCOLL, "ASYNCCOLL_SECRET": "env"})
+    placement = detect(
+        address, rank=0, world_size=2, secret="mine", environ={**ASYNCCOLL, "ASYNCCOLL_SECRET": "env"}
+    )
     host, port = ("10.0.0.9", 99) if address and address.startswith("tcp") else ("10.0.0.1", 29500)
     assert placement == Placement(0, 2, host, port, secret=b"mine", source="arguments")
 

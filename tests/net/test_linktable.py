@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+
 from asynccoll.net.handshake import Hello, Purpose, Status
 from asynccoll.net.linktable import LinkTable
 

@@ -68,7 +68,10 @@ def test_few_ports_are_enough_or_the_error_is_clear():
 
 
 def test_no_port_at_all_is_a_clear_error_on_every_rank():
-    settings = {"net/ipv4/ip_local_port_range": "40000 40001", "net/ipv4/ip_local_reserved_ports": "40000-40001"}
+    settings = {
+        "net/ipv4/ip_local_port_range": "40000 40001",
+        "net/ipv4/ip_local_reserved_ports": "40000-40001",
+    }
     done = in_namespace(settings, sys.executable, str(CROWD), "4", "127.0.0.1", "29500", "3")
     assert done.stdout.endswith("0 of 4 formed the mesh\n")
     assert done.stdout.count("RendezvousError") >= 4

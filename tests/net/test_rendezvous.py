@@ -4,9 +4,10 @@ import asyncio
 import socket
 
 import pytest
+from forming import SECRET, close, exchange, failures, form, form_all, free_port, nothing_left, open_sockets
+
 from asynccoll.net.launchers import Placement
 from asynccoll.net.rendezvous import MAX_OFFER, form_mesh
-from forming import SECRET, close, exchange, failures, form, form_all, free_port, nothing_left, open_sockets
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

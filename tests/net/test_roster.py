@@ -1,6 +1,7 @@
 """What rank 0 finds wrong with those who join."""
 
 import pytest
+
 from asynccoll.errors import ProtocolError
 from asynccoll.net.roster import Entry, Roster
 
@@ -52,7 +53,13 @@ def test_a_second_rank_0_is_a_duplicate():
 def test_another_world_size_names_both_sizes_and_addresses(rank, size):
     joined = roster()
     problem = joined.join(entry(rank, size))
-    for part in ("world sizes disagree", f"rank {rank} at 10.0.0.5:{5000 + rank}", f"says {size}", "head:29500", "says 3"):
+    for part in (
+        "world sizes disagree",
+        f"rank {rank} at 10.0.0.5:{5000 + rank}",
+        f"says {size}",
+        "head:29500",
+        "says 3",
+    ):
         assert part in problem
     assert joined.missing == {1, 2}
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from asynccoll.net.scope import TaskScope
 
 

@@ -7,7 +7,9 @@ import sys
 import tempfile
 
 import pytest
+
 from asynccoll.errors import RendezvousError
+from asynccoll.net import secret as secret_module
 from asynccoll.net.secret import NO_SECRET, SECRET_BYTES, is_loopback, load_secret
 
 
@@ -165,9 +167,28 @@ def test_a_file_of_another_size_is_refused(runtime, size):
     assert f"{SECRET_BYTES} bytes" in refused()
 
 
+def test_who_comes_second_takes_the_secret_of_the_first(runtime, monkeypatch):
+    """Another process makes the file just after this one has found none."""
+    real = secret_module._read_secret
+    seen = []
+
+    def read(directory, handle):
+        seen.append(real(directory, handle))
+        if len(seen) == 1:
+            (directory / "secret").write_bytes(b"1" * SECRET_BYTES)
+            (directory / "secret").chmod(0o600)
+        return seen[-1]
+
+    monkeypatch.setattr(secret_module, "_read_secret", read)
+    assert load_secret(None, "127.0.0.1", insecure=False) == b"1" * SECRET_BYTES
+    assert seen[0] is None
+    assert [entry.name for entry in runtime.iterdir()] == ["secret"]
+
+
 # Forks 64 processes that wait for one pipe to close, then ask at once; prints what each got.
 CROWD = """
 import os, sys
+from asynccoll.net import secret as secret_module
 from asynccoll.net.secret import load_secret
 ready, go = os.pipe()
 results, report = os.pipe()
@@ -188,7 +209,9 @@ sys.stdout.write(open(results).read())
 
 
 def test_64_processes_that_start_at_once_get_one_secret(runtime):
-    done = subprocess.run([sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=60, check=True
+    )
     answers = done.stdout.split()
     assert len(answers) == 64
     assert set(answers) == {(runtime / "secret").read_bytes().hex()}

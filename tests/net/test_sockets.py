@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+
 from asynccoll.net import sockets
 
 
@@ -84,8 +85,14 @@ def test_a_host_has_one_identity_that_begins_with_its_name():
 
 
 def test_reasons_keep_the_systems_words_and_number():
-    assert sockets.reason(ConnectionRefusedError(111, "Connection refused")) == "Connection refused (errno 111)"
-    assert sockets.reason(ConnectionRefusedError(111, "Connect call failed")) == "Connection refused (errno 111)"
-    assert sockets.reason(socket.gaierror(-2, "Name or service not known")).startswith("Name or service not known")
+    assert (
+        sockets.reason(ConnectionRefusedError(111, "Connection refused")) == "Connection refused (errno 111)"
+    )
+    assert (
+        sockets.reason(ConnectionRefusedError(111, "Connect call failed")) == "Connection refused (errno 111)"
+    )
+    assert sockets.reason(socket.gaierror(-2, "Name or service not known")).startswith(
+        "Name or service not known"
+    )
     assert sockets.reason(TimeoutError()) == "timed out"
     assert sockets.reason(ValueError("odd")) == "odd"

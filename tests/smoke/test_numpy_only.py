@@ -54,7 +54,17 @@ async def test_a_disagreement_is_raised_everywhere_and_the_mesh_goes_on():
 
 
 def test_the_launcher_runs_the_plain_script():
-    command = [sys.executable, "-X", "dev", "-m", "asynccoll", "run", "-n", "3", str(ROOT / "examples" / "mean.py")]
+    command = [
+        sys.executable,
+        "-X",
+        "dev",
+        "-m",
+        "asynccoll",
+        "run",
+        "-n",
+        "3",
+        str(ROOT / "examples" / "mean.py"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[0] mean of [0, 1, 2] is 1.0\n"
