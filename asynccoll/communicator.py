@@ -339,6 +339,7 @@ class Communicator:
             return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
 
     def _start(self, prepared: _Prepared) -> Work[Any]:
+        self._open()  # the value was pickled meanwhile, which may run any code
         work: Work[Any] = Work(self._pump)
         fingerprint, program, expected = prepared.call
         op = Operation(
@@ -357,12 +358,15 @@ class Communicator:
             work.refuse(op, prepared.error)
         return work
 
-    def _usable(self) -> None:
-        """Raise, without taking a number, if no operation can be started from here."""
+    def _open(self) -> None:
         if self._pump.closed:
             raise NotInitialized(
                 f"communicator {self._name!r} is closed; open a new one with asynccoll.init()"
             )
+
+    def _usable(self) -> None:
+        """Raise, without taking a number, if no operation can be started from here."""
+        self._open()
         if self._pid != os.getpid():
             raise RuntimeError(
                 f"communicator {self._name!r} belongs to process {self._pid}, and this is a fork of it (process {os.getpid()}); "

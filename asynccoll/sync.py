@@ -66,7 +66,12 @@ class Pending(concurrent.futures.Future[T]):
 
     def begin(self, start: Callable[[], Work[T]]) -> None:
         """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""
-        work = self._work = start()
+        try:
+            work = self._work = start()
+        except Exception as error:  # noqa: BLE001 (raised from the future)
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self.set_exception(error)
+            return
         work.add_done_callback(self._finish)
         if self.cancelled():
             work.cancel()

@@ -173,6 +173,14 @@ def _parser(collective: str) -> argparse.ArgumentParser:
         metavar="N",
         help="checked calls per round; 0: none (default 1)",
     )
+    add(
+        "-C",
+        "--report_cputime",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="1: CPU time of each rank's process instead of time (default 0)",
+    )
     add("--timeout", type=_seconds, metavar="SECONDS", help="give up after this long")
     add("-J", "--json", type=Path, metavar="FILE", help="write a report with all rounds")
     return parser
@@ -225,6 +233,7 @@ def _config(
             options.check,
             options.average,
             options.seconds,
+            bool(options.report_cputime),
         ),
         tuple(args),
     )

@@ -56,6 +56,8 @@ class Plan(NamedTuple):
     """Over ranks, as nccl-tests' ``-a``: 0 rank 0, 1 mean, 2 minimum, 3 maximum."""
     seconds: float = 0.2
     """How long the timed calls of one round take, about."""
+    cpu: bool = False
+    """Take the CPU time of each rank's process, all threads, instead of the time on the clock."""
 
 
 @dataclass
@@ -131,6 +133,7 @@ class _Bench:
         self._wanted = wanted
         self._plan = plan
         self._large = buffers.recv.nbytes >= LARGE
+        self._now = time.process_time if plan.cpu else time.perf_counter
 
     async def pilot(self, call: Repeat) -> int:
         """How many calls fill a round: the same number on every rank."""
@@ -160,9 +163,9 @@ class _Bench:
         self._fresh(in_place)
         await call(self._plan.warmup)
         await self._comm.barrier()
-        began = time.perf_counter()
+        began = self._now()
         await call(iterations)
-        elapsed = time.perf_counter() - began
+        elapsed = self._now() - began
         wrong = 0
         for _ in range(self._plan.checks):
             self._fresh(in_place)
@@ -176,9 +179,9 @@ class _Bench:
         for number in range(-self._plan.warmup, iterations):
             self._fresh(in_place)
             await self._comm.barrier()
-            began = time.perf_counter()
+            began = self._now()
             await call(1)
-            ended = time.perf_counter()
+            ended = self._now()
             if number >= 0:
                 elapsed += ended - began
             if self._plan.checks:

@@ -67,7 +67,7 @@ def device_line(rank: int, pid: int, host: str, device: str) -> str:
 
 
 _LEFT = ("size", "count", "type", "redop", "root")
-_RIGHT = ("time", "algbw", "busbw", "#wrong")
+_RIGHT = ("algbw", "busbw", "#wrong")
 
 
 def _columns(left: Sequence[str], right: Sequence[str]) -> str:
@@ -76,20 +76,20 @@ def _columns(left: Sequence[str], right: Sequence[str]) -> str:
     return "# " + "  ".join(f"{text:>{width}s}" for text, width in zip(texts, widths, strict=True)) + " "
 
 
-def table_header() -> list[str]:
-    """The lines above the rows."""
+def table_header(*, cpu: bool = False) -> list[str]:
+    """The lines above the rows. ``cpu``: the times are CPU times."""
     over = "  ".join(" " * width for width in (10, 12, 8, 6, 6))
     return [
         "#",
         f"# {over}           out-of-place                       in-place          ",
-        _columns(_LEFT, _RIGHT),
+        _columns(_LEFT, ("cputime" if cpu else "time", *_RIGHT)),
         _columns(("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", "")),
     ]
 
 
-def header(title: str, versions: str) -> list[str]:
+def header(title: str, versions: str, *, cpu: bool = False) -> list[str]:
     """The line that names whose table follows."""
-    return ["#", f"# {title}: {versions}", *table_header()]
+    return ["#", f"# {title}: {versions}", *table_header(cpu=cpu)]
 
 
 def fitted(value: float, width: int) -> str:

@@ -98,7 +98,7 @@ async def _run(comm: Communicator, peers: list[Peer], found: Report, screen: _Sc
     dtype = dtype_of(config.dtype)
     rows: dict[str, list[Row]] = {peer.name: [] for peer in peers}
     ratios: dict[str, list[report.Ratio]] = {peer.name: [] for peer in peers if peer.name != OWN}
-    screen.lines(*_opening(found), *nccl_format.table_header())
+    screen.lines(*_opening(found), *nccl_format.table_header(cpu=config.plan.cpu))
     for number, size in enumerate(config.sizes):
         count = size // dtype.itemsize
         actual = count * dtype.itemsize
@@ -125,7 +125,9 @@ async def _run(comm: Communicator, peers: list[Peer], found: Report, screen: _Sc
             continue
         table = map(nccl_format.result_row, rows[peer.name])
         screen.lines(
-            *nccl_format.header(peer.name, peer.version), *table, *nccl_format.footer(rows[peer.name])
+            *nccl_format.header(peer.name, peer.version, cpu=config.plan.cpu),
+            *table,
+            *nccl_format.footer(rows[peer.name]),
         )
         screen.lines(*_ratio_lines(config, peer.name, ratios[peer.name]))
     screen.lines("#", f"# Collective test concluded: {collective.title}")
@@ -161,7 +163,9 @@ def _opening(found: Report) -> list[str]:
 
 
 def _ratio_lines(config: Config, peer: str, ratios: list[report.Ratio]) -> list[str]:
-    lines = nccl_format.ratio_header(OWN, peer, f"in place, {config.nproc} ranks")
+    lines = nccl_format.ratio_header(
+        OWN, peer, f"in place, {config.nproc} ranks{', CPU time' if config.plan.cpu else ''}"
+    )
     for ratio in ratios:
         lines.append(
             nccl_format.ratio_row(

@@ -106,7 +106,8 @@ def ratio_of(config: Config, peer: str, size: int, own: Result, other: Result) -
     """asynccoll's time over that of ``peer``, both in place, since that is all that some peers have."""
     pairs = zip(own.in_place.samples, other.in_place.samples, strict=True)
     share = None
-    if (config.dtype, config.op, config.algorithm, config.loop) == ("float", "sum", "auto", "uvloop"):
+    measured = (config.dtype, config.op, config.algorithm, config.loop, config.plan.cpu)
+    if measured == ("float", "sum", "auto", "uvloop", False):
         share = targets.target(peer, config.nproc, size)
     rounds = tuple(mine / theirs for mine, theirs in pairs)
     return Ratio(size, own.in_place.seconds, other.in_place.seconds, rounds, share)
@@ -222,7 +223,7 @@ def _table(report: Report, name: str) -> dict[str, Any]:
         }
         for variant, (cell, measurement) in variants.items():
             entry[variant] = {
-                "time": cell.seconds * 1e6,
+                "cpu_time" if report.config.plan.cpu else "time": cell.seconds * 1e6,
                 "alg_bw": cell.bandwidth.algorithm,
                 "bus_bw": cell.bandwidth.bus,
                 "nwrong": cell.wrong,

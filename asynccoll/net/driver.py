@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import weakref
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,6 +39,8 @@ class NetDriver(Pump):
         """Peers to which writing failed. That is no verdict: what they sent before is still read, up to the end."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
+        # A process that ends without close() must not complain of open sockets; its peers see the end of the stream.
+        weakref.finalize(self, _close_all, self._sockets)
         for peer, sock in self._sockets.items():
             loop.add_reader(sock.fileno(), self._readable, peer, sock)
 
@@ -156,3 +159,8 @@ class NetDriver(Pump):
             self._changed.clear()
             if self._sockets:
                 await self._changed.wait()
+
+
+def _close_all(sockets: dict[int, socket.socket]) -> None:
+    for sock in sockets.values():
+        sock.close()

@@ -22,6 +22,10 @@ def test_a_table_begins_with_the_lines_of_nccl_tests():
     ]
 
 
+def test_cpu_time_is_called_so():
+    assert nccl_format.table_header(cpu=True)[2].split().count("cputime") == 2
+
+
 def test_the_run_is_described_as_by_nccl_tests():
     assert nccl_format.start_lines("all_reduce_perf", 8, 67108864, "2(factor)", 1, 20, 1)[:2] == [
         "# Collective test starting: all_reduce_perf",

@@ -53,7 +53,15 @@ def test_a_ratio_above_the_target_is_over():
 
 
 @pytest.mark.parametrize(
-    "other", [{"dtype": "int32"}, {"op": "max"}, {"algorithm": "ring"}, {"loop": "asyncio"}, {"nproc": 3}]
+    "other",
+    [
+        {"dtype": "int32"},
+        {"op": "max"},
+        {"algorithm": "ring"},
+        {"loop": "asyncio"},
+        {"nproc": 3},
+        {"plan": Plan(cpu=True)},
+    ],
 )
 def test_targets_are_for_the_runs_that_they_were_set_for(other):
     ratio = ratio_of(CONFIG._replace(**other), "gloo", 8, result(1e-3), result(1e-3))

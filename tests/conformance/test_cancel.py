@@ -58,7 +58,7 @@ class Case:
         first = self.arrays(comm.rank)
         if verb == "allreduce_":
             first[0][:] = own
-            return comm.allreduce_(first[0], algorithm=algorithm)
+            return comm.allreduce_(first[0], algorithm=algorithm or "auto")
         if self.verb == "allreduce out":
             return comm.allreduce(own, out=first[0])
         if self.verb == "broadcast out":

@@ -310,6 +310,33 @@ class TestDeadlines:
         assert wires.engines[0].next_deadline() is None
 
 
+class TestTime:
+    @pytest.mark.parametrize("how", ["cancel", "close", "lose", "receive", "timer"])
+    def test_every_entry_brings_the_time_along(self, how):
+        wires = alone()
+        wires.now = 10.0
+        op = wires.start(0, timeout=2.0)
+        wires.now = 12.5
+        if how == "cancel":
+            wires.cancel(0, op)
+        elif how == "close":
+            wires.close(0)
+        elif how == "lose":
+            wires.lose(0, 1)
+        elif how == "receive":
+            wires.feed(0, 1, abort(0, reason="cancel"))
+        else:
+            wires.engines[0].handle_timer(12.0)
+            wires.engines[0].handle_timer(12.5)
+            wires.collect(0)
+        assert op.error.elapsed == 2.5
+
+    def test_a_refused_call_starts_when_it_is_refused(self):
+        wires = alone()
+        wires.now = 10.0
+        assert wires.refuse(0, TypeError("no")).started == 10.0
+
+
 class TestNames:
     def test_groups_number_their_operations_apart(self):
         wires = alone()

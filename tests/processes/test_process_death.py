@@ -1,0 +1,196 @@
+"""Real processes that die, leave or end: the others name the culprit in time, and every process ends as it should."""
+
+import signal
+
+import pytest
+from scripts import run_ranks
+
+LOOPS = ("asyncio", "uvloop")
+WITHIN = 5.0
+"""Seconds from a death to the error on the slowest survivor. It is milliseconds; a hang would be the operation's limit."""
+
+SURVIVE = """
+async def survive(comm, failing):
+    try:
+        await failing
+    except asynccoll.CollectiveError as error:
+        say(error=type(error).__name__, rank=getattr(error, "peer", getattr(error, "origin", None)), text=str(error))
+    else:
+        say(error=None)
+
+"""
+
+
+def assert_survivors_name(ended, dead, error):
+    """All but ``dead`` ended well, and said that it was ``dead``, soon after it had said its last word."""
+    died = ended[dead].said[-1]["at"]
+    for rank, process in enumerate(ended):
+        if rank != dead:
+            (fact,) = process.said
+            assert (fact["error"], fact["rank"]) == (error, dead), fact
+            assert process.code == 0, process.errors
+            assert fact["at"] - died < WITHIN
+
+
+DEATHS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "terminated": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "ended by _exit": ("os._exit(3)", 3),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_death_while_the_others_wait(death, loop):
+    statement, code = DEATHS[death]
+    ended = run_ranks(
+        SURVIVE
+        + f"""
+async def main():
+    async with asynccoll.init() as comm:
+        await comm.barrier()
+        if comm.rank == 1:
+            say(last=True)
+            {statement}
+        await survive(comm, comm.allreduce(np.ones(9)))
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    assert ended[1].code == code
+    assert_survivors_name(ended, 1, "PeerLost")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("turns", [1, 4, 16])
+def test_a_kill_in_the_middle_of_bulk_data(turns, loop):
+    ended = run_ranks(
+        SURVIVE
+        + f"""
+async def main():
+    async with asynccoll.init() as comm:
+        await comm.barrier()
+        works = [comm.allreduce(np.ones(1 << 20, np.float32)) for _ in range(8)]
+        if comm.rank == 2:
+            for _ in range({turns}):
+                await asyncio.sleep(0)
+            say(last=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        await survive(comm, asyncio.gather(*works))
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    assert ended[2].code == -signal.SIGKILL
+    assert_survivors_name(ended, 2, "PeerLost")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_end_without_close_is_a_loss(loop):
+    ended = run_ranks(
+        SURVIVE
+        + """
+async def main():
+    comm = await asynccoll.init()
+    await comm.barrier()
+    if comm.rank == 0:
+        say(last=True)
+        return
+    await survive(comm, comm.barrier())
+    await comm.close()
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    assert ended[0].code == 0
+    assert_survivors_name(ended, 0, "PeerLost")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("leave", "code", "cause"),
+    [
+        ("raise LookupError('no shard 7')", 1, "failed with LookupError: no shard 7"),
+        ("sys.exit(3)", 3, "failed with SystemExit: 3"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "failed with KeyboardInterrupt"),
+        ("return", 0, "closed"),
+    ],
+    ids=["an error", "sys.exit", "Ctrl-C", "return"],
+)
+def test_leaving_the_block_is_told_with_its_cause(leave, code, cause, loop):
+    ended = run_ranks(
+        SURVIVE
+        + f"""
+async def main():
+    async with asynccoll.init() as comm:
+        await comm.barrier()
+        if comm.rank == 1:
+            say(last=True)
+            {leave}
+        await survive(comm, comm.barrier())
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    assert ended[1].code == code, ended[1].errors
+    assert_survivors_name(ended, 1, "CommunicatorClosed")
+    assert cause in ended[0].said[0]["text"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_good_run_in_development_mode_says_nothing(loop):
+    ended = run_ranks(
+        """
+async def main():
+    asyncio.get_running_loop().slow_callback_duration = 10.0  # says how busy the machine is, nothing more
+    async with asynccoll.init() as comm:
+        for _ in range(3):
+            await comm.allreduce(np.ones(100_000))
+            await comm.allreduce([comm.rank])
+        with contextlib.suppress(asyncio.CancelledError, asynccoll.CollectiveCancelled):
+            work = comm.allreduce(np.ones(1_000_000))
+            if comm.rank == 0:
+                work.cancel()
+            await work
+        await comm.barrier()
+
+start(main())
+say(done=True)
+""",
+        3,
+        loop=loop,
+        python=("-X", "dev", "-W", "error"),
+    )
+    assert [process.code for process in ended] == [0, 0, 0], ended
+    assert [process.errors for process in ended] == ["", "", ""]
+    assert all(process.said[-1]["done"] for process in ended)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_process_with_an_operation_pending_ends(loop):
+    ended = run_ranks(
+        """
+async def main():
+    comm = await asynccoll.init()
+    if comm.rank:
+        await comm.barrier()  # rank 0 never calls it
+    else:
+        comm.allreduce(np.ones(9))
+        await asyncio.sleep(0)
+
+start(main())
+""",
+        2,
+        loop=loop,
+    )
+    assert ended[0].code == 0
+    assert ended[1].code == 1
+    assert "rank 0" in ended[1].errors.splitlines()[-1]
