@@ -136,13 +136,17 @@ async def _run(comm: Communicator, peers: list[Peer], found: Report, screen: _Sc
 def _opening(found: Report) -> list[str]:
     config, plan, machine = found.config, found.config.plan, found.environment
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items() if version)
-    count = f"{plan.iterations}" if plan.iterations else f"as fill {plan.seconds:g} s (iters: 0)"
+    calls = (
+        f"{plan.iterations} calls"
+        if plan.iterations
+        else f"as many calls as take {plan.seconds:g} s (iters: 0)"
+    )
     ranks = ("time of rank 0", "mean over ranks", "minimum over ranks", "maximum over ranks")[plan.average]
     return [
         f"# {versions}",
         f"# Python {machine['python']} on {config.loop}, {machine['system']} {machine['kernel']}, "
         f"{machine['usable_cpus']} CPUs, load {machine['load_average']:.1f}, commit {machine['commit'] or 'unknown'}",
-        f"# {plan.rounds} rounds of as many calls {count}, peers interleaved; a time is the median over rounds, {ranks}",
+        f"# {plan.rounds} rounds of {calls}, peers interleaved; a time is the median over rounds, {ranks}",
         *nccl_format.start_lines(
             COLLECTIVES[config.collective].title,
             min(config.sizes),

@@ -441,8 +441,14 @@ class TestExit:
 class TestInterrupt:
     def test_ctrl_c_interrupts_the_wait_and_aborts_the_operation_everywhere(self):
         code = PAIR + (
-            "try:\n"
+            "import sys, time\n"
+            "main = threading.get_ident()\n"
+            "def tell():\n"
+            "    while sys._current_frames()[main].f_code.co_name != 'wait':\n"
+            "        time.sleep(0.001)\n"
             "    print('waiting', flush=True)\n"
+            "threading.Thread(target=tell).start()\n"
+            "try:\n"
             "    zero.barrier()\n"
             "except KeyboardInterrupt:\n"
             "    print('interrupted')\n"
@@ -452,14 +458,16 @@ class TestInterrupt:
             "zero.close()\n"
             "one.close()\n"
         )
-        child = subprocess.Popen(command(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            assert child.stdout.readline() == "waiting\n"
-            child.send_signal(signal.SIGINT)
-            out, err = child.communicate(timeout=TIMEOUT)
-        finally:
-            child.kill()
-            child.wait()
+        with subprocess.Popen(
+            command(code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
+            try:
+                first = child.stdout.readline()
+                child.send_signal(signal.SIGINT)
+                out, err = child.communicate(timeout=TIMEOUT)
+            finally:
+                child.kill()
+        assert first == "waiting\n"
         assert (out, err) == ("interrupted\nCollectiveCancelled 0\n[[0, 1], [0, 1]]\n", "")
         assert child.returncode == 0
 

@@ -2,13 +2,14 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cli, cpu_per_op, import_time, peers
+from benchmarks import cli, cpu_per_op, import_time, peers, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds after which a run is given up
@@ -151,3 +152,46 @@ def test_import_time_tells_what_asynccoll_loads():
     assert "numpy" not in run_.modules
     assert all(milliseconds > 0 for milliseconds in (*run_.base_ms, *run_.added_ms))
     assert import_time.unwelcome(["asynccoll", "torch.nn", "richly"]) == ["torch.nn"]
+
+
+def test_ctrl_c_ends_a_run_without_a_traceback():
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.allreduce",
+        "--peer",
+        "none",
+        "--sizes",
+        "8",
+        "--rounds",
+        "1000000",
+    ]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+    try:
+        assert process.stdout.readline().startswith("# asynccoll")  # the ranks are at work
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert errors == "\ninterrupted\n"
+
+
+def test_the_status_line_is_for_terminals_alone(capsys, monkeypatch):
+    with ranks._Screen(speaks=True) as screen:
+        screen.status("8 (1 of 2): gloo round 1 of 5")
+        screen.lines("a row")
+    assert capsys.readouterr() == ("a row\n", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with ranks._Screen(speaks=True) as screen:
+        screen.status("8 (1 of 2): gloo round 1 of 5")
+        screen.lines("a row")
+    output, status = capsys.readouterr()
+    assert output == "a row\n"
+    assert status == "\r\x1b[K8 (1 of 2): gloo round 1 of 5\r\x1b[K\r\x1b[K"
+    with ranks._Screen(speaks=False) as screen:
+        screen.status("nothing")
+        screen.lines("nothing")
+    assert capsys.readouterr() == ("", "")

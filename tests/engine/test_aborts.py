@@ -559,6 +559,13 @@ MALFORMED = [
     {"reason": "mismatch", "fields": None},
     {"reason": "mismatch", "fields": [1]},
     {"reason": "answer", "fields": "text"},
+    {"reason": "cancel", "fields": {}},
+    {"reason": "lost"},
+    {"reason": "lost", "ranks": []},
+    {"reason": "lost", "ranks": 2},
+    {"reason": "lost", "ranks": ["2"]},
+    {"reason": "lost", "ranks": [-1]},
+    {"reason": "lost", "ranks": [2, 3]},
 ]
 
 

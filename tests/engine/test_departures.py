@@ -1,15 +1,7 @@
 """Ranks that leave or die: what ends, with which name, and what goes on without them."""
 
 import pytest
-from wires import (
-    Wires,
-    alone,
-    frame,
-    kinds,
-    operation,
-    recv,
-    send,
-)
+from wires import Wires, abort, alone, frame, frames, kinds, operation, recv, send
 
 from asynccoll.engine import wire
 from asynccoll.errors import CommunicatorClosed, PeerLost
@@ -199,3 +191,27 @@ class TestPeerLost:
         for rank in (1, 2):
             wires.lose(0, rank, "left")
         assert isinstance(ops[0].error, PeerLost | CommunicatorClosed)
+
+    @pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
+    def test_every_other_member_is_told_since_its_own_link_may_be_whole(self, called):
+        wires = Wires(3)
+        for rank in (1, 0) if called else (1,):
+            wires.start(rank, recv(2, bytearray(1)))
+        wires.settle()
+        wires.log.clear()
+        wires.lose(1, 2, "reset")
+        wires.settle()
+        assert [(a, b, kinds(frames(data))) for a, b, data in wires.log] == [(1, 0, [wire.ABORT])]
+        if not called:
+            wires.start(0, recv(2, bytearray(1)))
+        (error,) = wires.results(0)
+        assert isinstance(error, PeerLost)
+        assert (error.peers, error.reason) == ({2}, "reset, says rank 1")
+
+    def test_who_is_told_does_not_give_the_rank_up_for_what_comes_later(self):
+        # Its own link to it may be whole, and another group may not need the broken one.
+        wires = Wires(3, [0])
+        wires.start(0)
+        wires.feed(0, 1, abort(0, reason="lost", ranks=[2], why="reset"))
+        assert isinstance(wires.results(0)[0], PeerLost)
+        assert wires.start(0).error is None

@@ -194,6 +194,16 @@ class TestLanding:
         wires.feed(0, 1, self.HEAD + bytes(self.BULK))
         assert not wires.broken[0]
 
+    @pytest.mark.parametrize("nbytes", [1, 100_000])
+    def test_payload_for_a_program_that_has_returned_does_no_harm(self, nbytes):
+        wires = Wires(3, [0])
+        op = wires.start(0, result="done")
+        wires.feed(0, 1, data(0, bytes(nbytes), flags=0))
+        assert wires.engines[0].pending() == [op]
+        wires.feed(0, 2, start_record(size=3, round_=0))
+        wires.feed(0, 1, start_record(size=3, round_=1))
+        assert wires.ended[0] == [op]
+
     def test_bulk_that_began_before_the_call_and_ends_after_it_is_delivered(self):
         wires = alone()
         wires.feed(0, 1, wire.data_header(wire.EAGER, 0, 0, TAG, 50_000) + b"i" * 20_000)
