@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from asynccoll.overlap import overlaps_itself, partly_shared
+from asynccoll.overlap import overlaps_itself, partly_shared, shared
 
 __all__ = [
     "DTYPES",
@@ -32,6 +32,7 @@ __all__ = [
     "flat_bytes",
     "matches_out",
     "rebuild",
+    "share_memory",
 ]
 
 Flat: TypeAlias = npt.NDArray[Any]
@@ -396,6 +397,12 @@ def matches_out(array: Array, out: Array, shape: tuple[int, ...] | None = None) 
             "out overlaps the input in memory without being the same view: pass the input itself as out, "
             "or memory apart from it"
         )
+
+
+def share_memory(arrays: Sequence[Array]) -> bool:
+    """Whether any two of the arrays have memory in common."""
+    memories = [array._memory for array in arrays if array.count]
+    return any(shared(one, two) for number, one in enumerate(memories) for two in memories[:number])
 
 
 def flat_bytes(flat: Flat) -> memoryview:

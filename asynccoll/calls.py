@@ -14,7 +14,17 @@ import numpy as np
 
 from asynccoll import objects, reduction
 from asynccoll.algorithms import registry
-from asynccoll.buffers import DTYPES, Array, DType, Flat, describe, flat_bytes, matches_out, rebuild
+from asynccoll.buffers import (
+    DTYPES,
+    Array,
+    DType,
+    Flat,
+    describe,
+    flat_bytes,
+    matches_out,
+    rebuild,
+    share_memory,
+)
 from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.operation import EAGER_STREAM
@@ -368,12 +378,21 @@ def allgather(place: Place, value: Any, out: Sequence[Any] | None, algorithm: st
     if out is not None:
         if array is None:
             raise TypeError(f"out= takes arrays; allgather of a {type(value).__name__} returns new values")
+        if not isinstance(out, list | tuple):
+            raise TypeError(
+                f"out= must be a list of {place.size} arrays, one per rank, not a {type(out).__name__}"
+            )
         if len(out) != place.size:
             raise ValueError(f"out= holds {len(out)} arrays; it must hold one per rank, {place.size}")
-        for target in map(_target, out):
+        targets = [_target(one) for one in out]
+        for target in targets:
             if target.dtype is not array.dtype:
                 raise TypeError(f"out= holds {target.dtype.name}; it must hold {array.dtype.name}")
             target.lend()
+        if share_memory(targets):
+            raise ValueError(
+                "out= holds the same memory for several ranks; pass arrays apart from each other"
+            )
         outs = dict(enumerate(out))
     own: Any
     item, own = _array_item(array) if array is not None else _object_item(value)

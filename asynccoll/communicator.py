@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,13 @@ _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def seconds(value: float | timedelta | None, name: str, default: float | None) -> float | None:
-    """A time limit in seconds; `ValueError` that names the argument if it is not a positive number."""
+    """A time limit in seconds (None: no limit); `ValueError` that names the argument if it is not a positive number."""
     if value is None:
         return default
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
         raise ValueError(f"{name}={value!r} is not a positive number of seconds")
-    return float(number)
+    return None if math.isinf(number) else float(number)
 
 
 class Options(NamedTuple):

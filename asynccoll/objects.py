@@ -7,6 +7,7 @@ never fails. `unpack_control` is msgpack with limits, for bytes from anybody.
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
 from typing import Any, TypeAlias
@@ -45,10 +46,8 @@ def dumps(value: Any) -> bytes:
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 (__reduce__ is the user's code and may raise anything; cloudpickle decides)
-        import cloudpickle
-
         try:
-            packed: bytes = cloudpickle.dumps(value, _PROTOCOL)
+            packed = _cloudpickled(value)
         except MemoryError:
             raise
         except Exception as error:
@@ -57,6 +56,23 @@ def dumps(value: Any) -> bytes:
                 f"{_text(error)}). Send something that pickles: data without sockets, locks, generators or files."
             ) from error
         return packed
+
+
+def _cloudpickled(value: Any) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        """Without cloudpickle's rule that a memoryview arrives as bytes: a value arrives as what it is, or not at all."""
+
+        dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child({memoryview: _refuse_memoryview})
+
+    stream = io.BytesIO()
+    Pickler(stream, _PROTOCOL).dump(value)
+    return stream.getvalue()
+
+
+def _refuse_memoryview(view: memoryview) -> Any:
+    raise TypeError("a memoryview does not pickle; send numpy.asarray(view), or bytes(view)")
 
 
 def loads(data: Buffer) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["overlaps_itself", "partly_shared"]
+__all__ = ["overlaps_itself", "partly_shared", "shared"]
 
 # Up to here `overlaps_itself` compares all offsets (a sort of 64 Ki int64 takes about 1 ms); above, it rules.
 _EXACT_OVERLAP = 65_536
@@ -45,9 +45,12 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int)
 
 def partly_shared(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two views share memory without being the very same view; True where that is too hard to tell."""
+    return _layout(one) != _layout(other) and shared(one, other)
+
+
+def shared(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two views share memory; True where that is too hard to tell."""
     if not np.may_share_memory(one, other):
-        return False
-    if _layout(one) == _layout(other):
         return False
     try:
         return np.shares_memory(one, other, max_work=_SHARE_WORK)  # type: ignore[arg-type]  # any int works

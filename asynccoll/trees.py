@@ -7,6 +7,7 @@ Dicts are walked in the order of their sorted keys, so that ranks need not have 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -71,7 +72,12 @@ def _walk(node: Any, path: str, leaves: list[Leaf], text: list[str]) -> _Rebuild
         text.append(")")
 
         def remake(results: Iterator[Any]) -> Any:
-            return dataclasses.replace(node, **{name: part(results) for name, part in parts})
+            made = copy.copy(node)
+            for name, part in parts:
+                object.__setattr__(
+                    made, name, part(results)
+                )  # frozen ones and fields that __init__ does not take
+            return made
 
         return remake
     leaves.append(_leaf(node, path, text))
@@ -90,8 +96,10 @@ def _mapping(node: dict[Any, Any], path: str, leaves: list[Leaf], text: list[str
 
     def remake(results: Iterator[Any]) -> Any:
         done = {key: part(results) for key, part in parts.items()}
-        made = {key: done[key] for key in node}  # the caller's own order
-        return made if type(node) is dict else type(node)(made)
+        made = copy.copy(node)  # the caller's own kind and order
+        for key in node:
+            made[key] = done[key]
+        return made
 
     return remake
 
@@ -108,6 +116,10 @@ def _sequence(node: list[Any] | tuple[Any, ...], path: str, leaves: list[Leaf], 
         made = [part(results) for part in parts]
         if type(node) is list:
             return made
+        if isinstance(node, list):
+            copied = copy.copy(node)
+            copied[:] = made
+            return copied
         if hasattr(node, "_fields"):  # a named tuple
             return type(node)(*made)
         return type(node)(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from asynccoll.engine.operation import Operation
@@ -67,6 +68,40 @@ class Work(asyncio.Future[T]):
             raise
         return super().cancel(msg)
 
-    async def wait(self) -> T:
-        """The result, as a coroutine: for ``create_task`` and `asyncio.TaskGroup`, which do not take futures."""
-        return await self
+    def wait(self) -> Coroutine[Any, Any, T]:
+        """The result, as a coroutine: for ``create_task`` and `asyncio.TaskGroup`, which do not take futures.
+
+        Cancelling the task cancels the operation, also before the task's first step.
+        """
+        return _Wait(self)
+
+
+class _Wait(Coroutine[Any, Any, T]):
+    """``await work`` as a coroutine that also hears of a cancel before it has begun (an ``async def`` would not)."""
+
+    def __init__(self, work: Work[T]) -> None:
+        self._work = work
+        self._steps: Generator[Any, Any, T] | None = None
+        """The await under way, once it has begun."""
+
+    def send(self, value: Any) -> Any:
+        if self._steps is None:
+            self._steps = self._work.__await__()
+            return next(self._steps)
+        return self._steps.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._steps is None:
+            self._steps = self._work.__await__()
+            raised = error[0] if len(error) == 1 else error[1]
+            if isinstance(raised, asyncio.CancelledError):
+                self._work.cancel()
+            raise raised
+        return self._steps.throw(*error)
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._work.__await__()

@@ -29,7 +29,7 @@ from asynccoll.objects import capture, restore
 if TYPE_CHECKING:
     from asynccoll.engine.engine import Engine
 
-__all__ = ["Aborts", "Disagrees", "FoldFailed", "refusal"]
+__all__ = ["Aborts", "Disagrees", "FoldFailed", "refusal", "valid_ranks"]
 
 PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
@@ -57,6 +57,11 @@ def refusal(error: BaseException) -> dict[str, Any]:
     return {"reason": "error", "error": info}
 
 
+def valid_ranks(ranks: Any, size: int) -> bool:
+    """Whether ``ranks``, from a peer, is a list of ranks of a group of ``size``."""
+    return isinstance(ranks, list) and all(isinstance(rank, int) and 0 <= rank < size for rank in ranks)
+
+
 def _well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
     """Whether an ABORT body has what its reason needs."""
     match reason:
@@ -64,11 +69,7 @@ def _well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
             restore(body.get("error"), safe=True)  # raises ProtocolError
             return True
         case "lost":
-            ranks = body.get("ranks")
-            valid = isinstance(ranks, list) and all(
-                isinstance(rank, int) and 0 <= rank < size for rank in ranks
-            )
-            return valid and bool(ranks)
+            return valid_ranks(body.get("ranks"), size) and bool(body["ranks"])
         case "mismatch" | "timeout":
             return isinstance(body.get("fields", {}), dict)
         case "answer" | "cancel" | "closed":

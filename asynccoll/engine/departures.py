@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from asynccoll.engine.aborts import Aborts
-from asynccoll.engine.group import Group
+from asynccoll.engine.aborts import Aborts, valid_ranks
+from asynccoll.engine.group import Farewell, Group
 from asynccoll.engine.operation import Operation
 from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
 
@@ -40,14 +40,24 @@ class Departures:
 
     def unfit(self, group: Group, op: Operation) -> Exception | None:
         """Why ``op`` cannot complete, given who has died or left; None if it can."""
-        dead = [peer for peer in group.lost if peer not in group.left]
+        if not group.lost and not group.left:
+            return None
+        context = op.context(self._engine.now)
+        dead = self.dead(group)
         if dead:
-            ranks = [group.index[peer] for peer in dead]
-            return PeerLost(ranks, group.lost[dead[0]], op.context(self._engine.now))
-        for peer, (number, cause) in group.left.items():
-            if op.seq >= number:
-                return CommunicatorClosed(group.index[peer], op.context(self._engine.now), cause=cause)
+            return PeerLost(dead, group.lost[group.members[dead[0]]], context)
+        for peer, farewell in group.left.items():
+            if op.seq >= farewell.number:
+                rank = group.index[peer]
+                blamed = set(farewell.lost) - {group.rank}
+                if blamed:  # it left because of them: who ends second is never the culprit
+                    return PeerLost(blamed, f"connection closed without goodbye, says rank {rank}", context)
+                return CommunicatorClosed(rank, context, cause=farewell.cause)
         return None
+
+    def dead(self, group: Group) -> list[int]:
+        """Group ranks that ended without a goodbye."""
+        return sorted(group.index[peer] for peer in group.lost if peer not in group.left)
 
     def end(self, op: Operation, error: Exception) -> None:
         """End ``op`` because of a departure; a loss is told to the other members, who may not have seen it."""
@@ -58,15 +68,15 @@ class Departures:
 
     def goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
         """``peer`` leaves in good order: what it has not taken part in cannot complete."""
-        numbers, cause = body.get("next"), body.get("cause")
-        if not isinstance(numbers, dict) or not isinstance(cause, str):
+        numbers, cause, lost = body.get("next"), body.get("cause"), body.get("lost", {})
+        if not isinstance(numbers, dict) or not isinstance(cause, str) or not isinstance(lost, dict):
             raise ProtocolError(f"rank {peer} sent a malformed goodbye")
         for comm, group in self._groups.items():
             if peer in group.index:
-                number = numbers.get(comm, 0)
-                if not isinstance(number, int):
+                number, dead = numbers.get(comm, 0), lost.get(comm, [])
+                if not isinstance(number, int) or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
-                group.left[peer] = (number, cause)
+                group.left[peer] = Farewell(number, cause, tuple(dead))
                 for op in list(group.active.values()):
                     error = self.unfit(group, op)
                     if error is not None:

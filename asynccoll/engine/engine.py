@@ -132,7 +132,9 @@ class Engine:
                 self._aborts.broadcast(op, {"reason": "closed", "cause": wire.clipped(cause, 1024)})
                 self._aborts.end(op, CommunicatorClosed(group.rank, op.context(now), cause=cause))
         numbers = {comm: group.next_seq for comm, group in self._groups.items()}
-        goodbye = wire.goodbye_frame({"cause": wire.clipped(cause, 1024), "next": numbers})
+        lost = {comm: self._departures.dead(group) for comm, group in self._groups.items()}
+        body = {"cause": wire.clipped(cause, 1024), "next": numbers, "lost": lost}
+        goodbye = wire.goodbye_frame(body)
         for peer in self._outboxes:
             self._outgoing.post(peer, goodbye)
 
@@ -359,6 +361,7 @@ class Engine:
 
     def complete(self, op: Operation) -> None:
         """Put an operation with a result among the events."""
+        op.forget_streams()
         del self._groups[op.comm].active[op.seq]
         self._events.append(op)
 
@@ -445,5 +448,6 @@ class Engine:
     def finish(self, op: Operation, error: BaseException) -> None:
         """Put an operation that ended by ``error`` among the events."""
         op.error = error
+        op.forget_streams()
         self._groups[op.comm].active.pop(op.seq, None)
         self._events.append(op)

@@ -19,7 +19,7 @@ _TEXT_BYTES: Final = 2048
 
 __all__ = ["FIELDS", "Digests", "Fingerprint", "digests", "first_difference"]
 
-FIELDS: Final = ("verb", "path", "op", "dtype", "shape", "root", "name", "algorithm", "structure")
+FIELDS: Final = ("verb", "root", "path", "op", "dtype", "shape", "name", "algorithm", "structure")
 """Order in which a difference is looked for: the first field that differs is the one reported."""
 
 

@@ -7,13 +7,13 @@ an ABORT turns the record into a tombstone, so that the later call fails at once
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Early", "Group"]
+__all__ = ["Early", "Farewell", "Group"]
 
 _MAX_EARLY: Final = 1 << 16
 """Operations that peers may be ahead of this rank: each costs some hundred bytes here."""
@@ -46,6 +46,16 @@ class Early:
                 f"rank {peer} sent a START record for round {round_} of {len(self.group.rounds)}"
             )
         self.records[peer, round_] = payload
+
+
+class Farewell(NamedTuple):
+    """What a rank said when it left in good order."""
+
+    number: int
+    """The first operation that it did not take part in."""
+    cause: str
+    lost: tuple[int, ...]
+    """Group ranks that it knew to be dead."""
 
 
 class Group:
@@ -89,8 +99,8 @@ class Group:
         """World rank -> payload bytes held in `early`."""
         self.lost: dict[int, str] = {}
         """World rank -> why its connection ended."""
-        self.left: dict[int, tuple[int, str]] = {}
-        """World rank -> (first number it did not take part in, cause), from its goodbye."""
+        self.left: dict[int, Farewell] = {}
+        """World rank -> what it said in its goodbye."""
 
     def early_of(self, seq: int) -> Early:
         """The record of early frames for number ``seq``."""

@@ -255,6 +255,11 @@ class Operation:
         if program is not None and not getattr(program, "gi_running", False):
             program.close()
 
+    def forget_streams(self) -> None:
+        """The operation has ended: what it refers to must not wait for the cycle collector."""
+        self.inputs.clear()
+        self.outputs.clear()
+
     def check_drained(self) -> None:
         """Raise `ProtocolError` if a peer sent more bytes than the finished program asked for."""
         for peer, stream in self.inputs.items():

@@ -39,6 +39,9 @@ class NetDriver(Pump):
         """Peers to which writing failed. That is no verdict: what they sent before is still read, up to the end."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
+        self._once = type(loop).__module__.partition(".")[0] == "uvloop"
+        """The loop tells of a reset only once, maybe together with the last data: libuv stops watching a descriptor on which
+        there is an error. So everything has to be read at each call."""
         # A process that ends without close() must not complain of open sockets; its peers see the end of the stream.
         weakref.finalize(self, _close_all, self._sockets)
         for peer, sock in self._sockets.items():
@@ -58,9 +61,12 @@ class NetDriver(Pump):
                     break
                 self.bytes_received += got
                 engine.received(peer, got, self.loop.time())
-                if got < room or peer not in self._sockets:
+                if peer not in self._sockets or (got < room and not self._once):
                     break
                 left -= got
+            else:
+                if self._once:
+                    self.loop.call_soon(self._again, peer, sock)
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
@@ -68,6 +74,11 @@ class NetDriver(Pump):
         finally:
             self.busy = False
         self.flush()
+
+    def _again(self, peer: int, sock: socket.socket) -> None:
+        """The rest of what was there to read, after the loop had its turn."""
+        if self._sockets.get(peer) is sock:
+            self._readable(peer, sock)
 
     def write(self, peer: int) -> None:
         """See `Pump.write`: at most `SLICE` bytes at a time."""

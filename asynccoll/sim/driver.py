@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from dataclasses import dataclass
 
 from asynccoll.engine.engine import Engine
@@ -40,7 +39,6 @@ class _Link:
         "ended",
         "held",
         "loop",
-        "pieces",
         "receiver",
         "rng",
         "scheduled",
@@ -61,10 +59,8 @@ class _Link:
         self.conditions = conditions
         self.rng = rng
         self.loop = loop
-        self.pieces: deque[memoryview | None] = deque()
-        """Bytes under way, in order; None is the end of the stream."""
-        self.held = 0
-        """Bytes in `pieces`."""
+        self.held = bytearray()
+        """Bytes under way, in order."""
         self.arrival = 0.0
         """When the latest piece arrives: a later piece never overtakes it."""
         self.scheduled = False
@@ -77,15 +73,12 @@ class _Link:
         """Take bytes as a socket would: as many as there is room for, 0 if there is none."""
         taken = 0
         for part in parts:
-            room = self.conditions.buffer - self.held
+            room = self.conditions.buffer - len(self.held)
             if room <= 0:
                 break
-            piece = bytes(part[:room])
-            self.pieces.append(memoryview(piece))
-            self.held += len(piece)
+            piece = part[:room]
+            self.held += piece
             taken += len(piece)
-            if len(piece) < len(part):
-                break
         self._schedule()
         return taken
 
@@ -93,11 +86,10 @@ class _Link:
         """The sender has closed its end."""
         if not self.ended:
             self.ended = True
-            self.pieces.append(None)
             self._schedule()
 
     def _schedule(self) -> None:
-        if self.scheduled or not self.pieces:
+        if self.scheduled or not (self.held or self.ended):
             return
         self.scheduled = True
         if self.conditions.delay:
@@ -109,18 +101,15 @@ class _Link:
 
     def _deliver(self) -> None:
         self.scheduled = False
-        piece = self.pieces.popleft()
-        if piece is None:
+        if not self.held:
             self.receiver.ended(self.sender.engine.rank)
             return
         limit = self.conditions.piece
         if self.conditions.split:
             limit = self.rng.randint(1, limit)
-        if len(piece) > limit:
-            self.pieces.appendleft(piece[limit:])
-            piece = piece[:limit]
-        self.held -= len(piece)
-        self.receiver.take(self.sender.engine.rank, piece)
+        piece = bytes(self.held[:limit])
+        del self.held[:limit]
+        self.receiver.take(self.sender.engine.rank, memoryview(piece))
         if self.waiting:
             self.waiting = False
             self.loop.call_soon(self.sender.resume, self.receiver.engine.rank)

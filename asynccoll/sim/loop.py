@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["SimLoop", "Stuck"]
+
+_THREAD_SECONDS: Final = 5.0
+"""Real seconds for which a loop with nothing to do waits for the other threads of its process."""
 
 
 class Stuck(RuntimeError):
@@ -40,9 +44,15 @@ class _VirtualSelector(selectors.BaseSelector):
         events = self._real.select(0)
         if not events:
             if timeout is None:
-                raise Stuck("all tasks wait and no timer is set: this program would hang")
+                return self._wait_for_threads()
             self.now += timeout
         return events
+
+    def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Nothing is left but what another thread may hand in: that takes real time."""
+        if threading.active_count() > 1 and (events := self._real.select(_THREAD_SECONDS)):
+            return events
+        raise Stuck("all tasks wait and no timer is set: this program would hang")
 
     def close(self) -> None:
         self._real.close()

@@ -84,13 +84,18 @@ class Case:
         else:
             np.testing.assert_array_equal(result, total)
 
-    def take_back(self, rank, *, exclusive):
-        """Fill this rank's memory with the pattern. ``exclusive``: and nothing refers to it any more."""
+    def take_back(self, rank):
+        """Fill this rank's memory with the pattern. True if nothing refers to it any more."""
+        free = True
         for memory in self.memory[rank]:
-            if exclusive:
-                memory.append(0)  # BufferError while there is a view of it
+            try:
+                memory.append(0)  # refused while there is a view of it
+            except BufferError:
+                free = False
+            else:
                 del memory[-1]
             memory[:] = bytes([PATTERN]) * len(memory)
+        return free
 
     def untouched(self, rank):
         return all(memory.count(PATTERN) == len(memory) for memory in self.memory[rank])
@@ -157,32 +162,33 @@ async def attempt(case, comms, rng, length, *, exclusive):
         await pause(rng.uniform(0, 1.1) * length)
         reached = stage(comms[origin])
     complete = work.done()
+    free = True
     (awaiter or work).cancel()
     if complete:
         case.check(work.result())
     else:
         assert work.cancelled()
-        case.take_back(origin, exclusive=exclusive)
+        free = case.take_back(origin)
         with pytest.raises(asyncio.CancelledError):
             await (awaiter or work)
     del work, awaiter
 
-    for rank, task in others.items():
-        (result,) = await asyncio.gather(task, return_exceptions=True)
+    ends = await asyncio.gather(*others.values(), return_exceptions=True)
+    for rank, result in zip(list(others), ends, strict=True):
         if isinstance(result, BaseException):
             assert not complete
             assert type(result) is CollectiveCancelled
             assert (result.origin, result.rank) == (origin, rank)
-            case.take_back(rank, exclusive=exclusive)
+            free = case.take_back(rank) and free
         else:
             case.check(result)
-            others[rank] = None  # it was complete before the cancel came: its memory holds the result
-        del task, result
+            del others[rank]  # it was complete before the cancel came: its memory holds the result
+    del result, ends
 
     await in_step(comms)
     assert complete or case.untouched(origin)
-    for rank, task in others.items():
-        assert task is None or case.untouched(rank)
+    assert all(map(case.untouched, others))
+    assert free or not exclusive
     return reached
 
 
@@ -238,7 +244,7 @@ async def test_nothing_refers_to_the_memory_once_an_operation_is_complete(world,
                 del result
                 await turns(2)  # the loop itself holds the future whose callback it is running
                 for rank in range(2):
-                    case.take_back(rank, exclusive=True)
+                    assert case.take_back(rank)
                 await in_step(comms)
                 assert case.untouched(0)
                 assert case.untouched(1)

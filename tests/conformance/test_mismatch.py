@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from faults import in_step, in_virtual_time
+from faults import in_step, in_virtual_time, read_slowly
 from ranks import on_all, outcomes
 
 from asynccoll import CollectiveMismatch
+from asynccoll.sim.driver import Conditions
 from asynccoll.trees import flatten
 
 SIZES = (2, 3, 4)
@@ -477,6 +478,21 @@ async def test_a_rank_that_has_not_called_does_not_hold_the_others_up(world):
             await comms[2].allreduce(ones(9))
         assert (late.value.field, late.value.values) == ("dtype", {0: "int32", 1: "float32", 2: "float32"})
         await in_step(comms)
+
+
+async def test_a_rank_that_disagrees_and_then_falls_silent_is_named(world):
+    # Its record was enough to see that it makes another call, but not which.
+    if not in_virtual_time():
+        pytest.skip("needs a link on which nothing arrives any more")
+    async with world(2) as comms:
+        read_slowly(comms[0], [1], Conditions(delay=1e6))
+        started = asyncio.get_running_loop().time()
+        comms[0].allreduce(ones(9))
+        with pytest.raises(CollectiveMismatch) as caught:
+            await comms[1].barrier()
+        assert asyncio.get_running_loop().time() - started < 0.6
+        assert "rank 0" in str(caught.value)
+        assert "structure" not in str(caught.value)  # neither of these calls has one
 
 
 async def test_calls_at_any_distance_in_time_end_alike(world):

@@ -67,13 +67,21 @@ def test_a_forked_child_is_told_so_and_the_parent_goes_on(loop):
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_a_childs_normal_exit_leaves_the_parents_connections_alone(loop):
+def test_a_childs_normal_exit_leaves_the_parents_connections_alone(loop, tmp_path):
     ended = run_ranks(
         """
+import select
+
 async def main():
     async with asynccoll.init() as comm:
         await comm.barrier()
-        if comm.rank == 0:
+        if comm.rank == 1:
+            while not os.path.exists(os.environ["GO"]):
+                await asyncio.sleep(0.001)
+        else:
+            open(os.environ["GO"], "x").close()
+            # Rank 1's bytes lie in the socket, which the child shares: its loop, as it ends, must not read them.
+            assert select.select(list(comm._pump._sockets.values()), [], [], 30)[0]
             child = os.fork()
             if child == 0:
                 sys.exit(0)  # runs finalizers, exit handlers and the end of this block
@@ -84,6 +92,7 @@ start(main())
 """,
         2,
         loop=loop,
+        env={"GO": str(tmp_path / "go")},
     )
     assert [process.code for process in ended] == [0, 0], [process.errors for process in ended]
     assert [process.said[-1]["total"] for process in ended] == [2, 2]

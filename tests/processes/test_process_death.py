@@ -10,6 +10,10 @@ WITHIN = 5.0
 """Seconds from a death to the error on the slowest survivor. It is milliseconds; a hang would be the operation's limit."""
 
 SURVIVE = """
+async def then(first, second):
+    await first
+    await second()
+
 async def survive(comm, failing):
     try:
         await failing
@@ -48,11 +52,12 @@ def test_a_death_while_the_others_wait(death, loop):
         + f"""
 async def main():
     async with asynccoll.init() as comm:
-        await comm.barrier()
+        met = comm.barrier()  # for the others it may still be under way when rank 1 dies
         if comm.rank == 1:
+            await met
             say(last=True)
             {statement}
-        await survive(comm, comm.allreduce(np.ones(9)))
+        await survive(comm, then(met, lambda: comm.allreduce(np.ones(9))))
 
 start(main())
 """,
@@ -96,11 +101,12 @@ def test_an_end_without_close_is_a_loss(loop):
         + """
 async def main():
     comm = await asynccoll.init()
-    await comm.barrier()
+    met = comm.barrier()
     if comm.rank == 0:
+        await met
         say(last=True)
         return
-    await survive(comm, comm.barrier())
+    await survive(comm, then(met, comm.barrier))
     await comm.close()
 
 start(main())
@@ -180,17 +186,16 @@ def test_a_process_with_an_operation_pending_ends(loop):
         """
 async def main():
     comm = await asynccoll.init()
-    if comm.rank:
-        await comm.barrier()  # rank 0 never calls it
-    else:
-        comm.allreduce(np.ones(9))
+    if comm.rank == 0:
+        comm.barrier()  # pending, since rank 2 never calls it
         await asyncio.sleep(0)
+    elif comm.rank == 1:
+        await comm.barrier()
 
 start(main())
 """,
-        2,
+        3,
         loop=loop,
     )
-    assert ended[0].code == 0
-    assert ended[1].code == 1
-    assert "rank 0" in ended[1].errors.splitlines()[-1]
+    assert [process.code for process in ended] == [0, 1, 0]
+    assert "PeerLost: rank 1: barrier #0 on 'world'" in ended[1].errors.splitlines()[-1]
