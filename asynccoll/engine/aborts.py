@@ -207,6 +207,8 @@ class Aborts:
         reason = body.get("reason")
         if not isinstance(reason, str) or not _well_formed(reason, body, group.size):
             raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r:.100})")
+        if reason == "lost":
+            group.rumoured.update(body["ranks"])
         if op is None:
             if seq >= group.next_seq:
                 if reason != "answer":

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asynccoll.engine.aborts import Aborts, valid_ranks
 from asynccoll.engine.group import Farewell, Group
 from asynccoll.engine.operation import Operation
+from asynccoll.engine.wire import clipped
 from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
 
 if TYPE_CHECKING:
     from asynccoll.engine.engine import Engine
 
 __all__ = ["Departures"]
+
+_GONE: Final = "connection closed without goodbye"
 
 
 class Departures:
@@ -51,9 +54,13 @@ class Departures:
                 rank = group.index[peer]
                 blamed = set(farewell.lost) - {group.rank}
                 if blamed:  # it left because of them: who ends second is never the culprit
-                    return PeerLost(blamed, f"connection closed without goodbye, says rank {rank}", context)
+                    return PeerLost(blamed, f"{_GONE}, says rank {rank}", context)
                 return CommunicatorClosed(rank, context, cause=farewell.cause)
         return None
+
+    def blamed(self, group: Group) -> list[int]:
+        """Group ranks that are dead as far as this rank has seen or heard."""
+        return sorted(group.rumoured.union(self.dead(group)) - {group.rank})
 
     def dead(self, group: Group) -> list[int]:
         """Group ranks that ended without a goodbye."""
@@ -66,6 +73,16 @@ class Departures:
         else:
             self._aborts.end(op, error)
 
+    def leave(self, group: Group, op: Operation, cause: str) -> None:
+        """This rank leaves while ``op`` is under way: because of the dead, if there are any, else of its own accord."""
+        context = op.context(self._engine.now)
+        blamed = self.blamed(group)
+        if blamed:
+            self._aborts.lose(op, PeerLost(blamed, _GONE, context))
+        else:
+            self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024)})
+            self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))
+
     def goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
         """``peer`` leaves in good order: what it has not taken part in cannot complete."""
         numbers, cause, lost = body.get("next"), body.get("cause"), body.get("lost", {})
@@ -77,6 +94,7 @@ class Departures:
                 if not isinstance(number, int) or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
                 group.left[peer] = Farewell(number, cause, tuple(dead))
+                group.rumoured.update(dead)
                 for op in list(group.active.values()):
                     error = self.unfit(group, op)
                     if error is not None:

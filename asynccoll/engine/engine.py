@@ -21,7 +21,7 @@ from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
 from asynccoll.engine.transfers import RecvBytes, SendBytes
-from asynccoll.errors import CommunicatorClosed, ProtocolError
+from asynccoll.errors import ProtocolError
 
 __all__ = ["Engine", "Event", "PeerBroken"]
 
@@ -129,10 +129,9 @@ class Engine:
         self.now = now
         for group in self._groups.values():
             for op in list(group.active.values()):
-                self._aborts.broadcast(op, {"reason": "closed", "cause": wire.clipped(cause, 1024)})
-                self._aborts.end(op, CommunicatorClosed(group.rank, op.context(now), cause=cause))
+                self._departures.leave(group, op, cause)
         numbers = {comm: group.next_seq for comm, group in self._groups.items()}
-        lost = {comm: self._departures.dead(group) for comm, group in self._groups.items()}
+        lost = {comm: self._departures.blamed(group) for comm, group in self._groups.items()}
         body = {"cause": wire.clipped(cause, 1024), "next": numbers, "lost": lost}
         goodbye = wire.goodbye_frame(body)
         for peer in self._outboxes:

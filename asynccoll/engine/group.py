@@ -74,6 +74,7 @@ class Group:
         "next_seq",
         "rank",
         "rounds",
+        "rumoured",
         "size",
     )
 
@@ -99,6 +100,8 @@ class Group:
         """World rank -> payload bytes held in `early`."""
         self.lost: dict[int, str] = {}
         """World rank -> why its connection ended."""
+        self.rumoured: set[int] = set()
+        """Group ranks that others say are dead: whoever leaves because of them passes it on."""
         self.left: dict[int, Farewell] = {}
         """World rank -> what it said in its goodbye."""
 

@@ -19,7 +19,11 @@ class TestGoodbye:
         for peer in (1, 2):
             last = wires.take(0, peer)[-1]
             assert last.kind == wire.GOODBYE
-            assert wire.control_payload(memoryview(last.payload)) == {"cause": "gone fishing", "next": {0: 2}}
+            assert wire.control_payload(memoryview(last.payload)) == {
+                "cause": "gone fishing",
+                "next": {0: 2},
+                "lost": {0: []},
+            }
 
     def test_close_ends_what_is_pending_here_and_on_the_peers(self):
         wires = Wires(3)

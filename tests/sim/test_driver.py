@@ -126,7 +126,7 @@ class TestConditions:
 
         def watched(link, parts):
             taken.append(write(link, parts))
-            held.append(link.held)
+            held.append(len(link.held))
             return taken[-1]
 
         monkeypatch.setattr(link_type, "write", watched)
@@ -214,7 +214,7 @@ class TestEnd:
         made, comms = network(2)
         works = [comm.barrier() for comm in comms]
         link = made.drivers[0]._link(1)
-        link.pieces.clear()
+        link.held.clear()
         link.write([b"\xff" * 100])
         with pytest.raises(PeerLost, match="unknown kind 255"):
             await works[1]
