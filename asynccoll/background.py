@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -22,6 +23,8 @@ class LoopThread:
         self.loop = _new_loop()
         self.pid = os.getpid()
         """The process that owns the thread: a fork has the object, but not the thread."""
+        self._stopping = False
+        self._at_stop: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         # A daemon thread that still runs native loop code while the interpreter is torn down may crash it.
@@ -30,7 +33,12 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            while not self._stopping:
+                # A user's reduce function may call sys.exit(): it has failed its operation, and that is all.
+                with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                    self.loop.run_forever()
+            for callback in self._at_stop:
+                callback()
         finally:
             self.loop.close()
 
@@ -42,6 +50,10 @@ class LoopThread:
     def inside(self) -> bool:
         """The caller is the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
+
+    def at_stop(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` in the loop's thread once the loop has stopped."""
+        self._at_stop.append(callback)
 
     def soon(self, function: Callable[[], object]) -> None:
         """Call ``function`` in the loop's thread, in the order of these calls."""
@@ -55,6 +67,7 @@ class LoopThread:
         """Stop the loop and wait for the thread. Twice is silent; in a fork it does nothing."""
         atexit.unregister(self.stop)
         if self.alive and not self.inside():
+            self._stopping = True
             self.soon(self.loop.stop)
             self._thread.join(timeout=5.0)
 

@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple, Self
 
 from asynccoll import calls
 from asynccoll.engine.fingerprint import Fingerprint, digests
+from asynccoll.engine.group import MAX_PENDING
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.programs.items import nothing
 from asynccoll.errors import NotInitialized
+from asynccoll.objects import describe_error
 from asynccoll.pump import Pump
 from asynccoll.work import Work
 
@@ -29,10 +31,15 @@ def seconds(value: float | timedelta | None, name: str, default: float | None) -
     """A time limit in seconds (None: no limit); `ValueError` that names the argument if it is not a positive number."""
     if value is None:
         return default
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+    try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
+        number = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number > 0:
         raise ValueError(f"{name}={value!r} is not a positive number of seconds")
-    return None if math.isinf(number) else float(number)
+    return None if math.isinf(number) else number
 
 
 class Options(NamedTuple):
@@ -304,7 +311,7 @@ class Communicator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._close("closed" if kind is None else f"failed with {kind.__name__}: {error}")
+        await self._close("closed" if error is None else f"failed with {describe_error(error)}")
 
     # -- how a call becomes an operation --------------------------------------------------------------------
 
@@ -337,7 +344,17 @@ class Communicator:
             _check_name(call.fingerprint.name)
             return _Prepared(call, limit, _call_site())
         except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
-            return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
+            return self._refused(verb, error)
+        except BaseException as error:
+            # Ctrl-C while the value was being taken: the call has its place in the order all the same.
+            self._start(
+                self._refused(verb, RuntimeError(f"interrupted by {type(error).__name__}"))
+            ).exception()
+            raise
+
+    @staticmethod
+    def _refused(verb: str, error: Exception) -> _Prepared:
+        return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
 
     def _start(self, prepared: _Prepared) -> Work[Any]:
         self._open()  # the value was pickled meanwhile, which may run any code
@@ -368,6 +385,10 @@ class Communicator:
     def _usable(self) -> None:
         """Raise, without taking a number, if no operation can be started from here."""
         self._open()
+        if self._pump.engine.group().crowded:
+            raise RuntimeError(
+                f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; await some first"
+            )
         if self._pid != os.getpid():
             raise RuntimeError(
                 f"communicator {self._name!r} belongs to process {self._pid}, and this is a fork of it (process {os.getpid()}); "

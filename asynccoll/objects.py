@@ -16,7 +16,16 @@ import msgpack
 
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Buffer", "capture", "dumps", "loads", "pack_control", "restore", "unpack_control"]
+__all__ = [
+    "Buffer",
+    "capture",
+    "describe_error",
+    "dumps",
+    "loads",
+    "pack_control",
+    "restore",
+    "unpack_control",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -204,3 +213,8 @@ def _tail(text: str) -> str:
 
 def _qualified_name(cls: type) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def describe_error(error: BaseException) -> str:
+    """``"ValueError: message"``, whatever the error's own ``__str__`` does."""
+    return f"{type(error).__name__}: {_text(error)}"

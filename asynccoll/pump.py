@@ -78,6 +78,10 @@ class Pump(ABC):
     async def close(self, cause: str) -> None:
         """End what is pending, say goodbye, and free every link, timer and callback. At most about a second."""
 
+    def abandon(self) -> None:
+        """The process or the loop ends and nobody has closed: let go of the links, quietly and at once."""
+        self.closed = True
+
     # -- for the drivers ----------------------------------------------------------------------------------
 
     @abstractmethod

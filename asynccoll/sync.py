@@ -22,6 +22,7 @@ from asynccoll.background import LoopThread
 from asynccoll.communicator import Communicator
 from asynccoll.errors import AlreadyInitialized, NotInitialized
 from asynccoll.launch import launch
+from asynccoll.objects import describe_error
 from asynccoll.work import Work
 
 __all__ = [
@@ -82,7 +83,8 @@ class Pending(concurrent.futures.Future[T]):
             concurrent.futures.InvalidStateError
         ):  # cancelled in the caller's thread at this moment
             if work.cancelled():
-                super().cancel()
+                if super().cancel():
+                    self.set_running_or_notify_cancel()
             elif (error := work.exception()) is not None:
                 self.set_exception(error)
             else:
@@ -92,6 +94,7 @@ class Pending(concurrent.futures.Future[T]):
         """Abort the operation on every rank. False, and nothing is done, if it is complete. Its memory is free on return."""
         if not super().cancel():
             return False
+        self.set_running_or_notify_cancel()  # tells concurrent.futures.wait() and as_completed()
         if self._thread.inside():
             self._abort()
         else:
@@ -123,6 +126,9 @@ class _Threaded(Communicator):
         pending: Pending[Any] = Pending(self._thread)
         self._thread.soon(lambda: pending.begin(lambda: self._start(prepared)))
         return pending
+
+    def _skip(self, refused: Any) -> None:
+        self._thread.soon(lambda: self._start(refused).exception())
 
     def _usable(self) -> None:
         if self._pid != os.getpid():
@@ -180,6 +186,7 @@ class SyncCommunicator:
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
         self._threaded = _Threaded(communicator, thread)
         self._thread = thread
+        thread.at_stop(communicator._pump.abandon)
 
     @property
     def rank(self) -> int:
@@ -224,6 +231,10 @@ class SyncCommunicator:
         self._close("closed")
 
     def _close(self, cause: str) -> None:
+        if self._thread.inside():
+            raise RuntimeError(
+                "close() or shutdown() from a callback of an operation would wait for itself; call it from another thread"
+            )
         if self._thread.alive:
             self._thread.run(self._threaded._close(cause)).result()
             self._thread.stop()
@@ -234,7 +245,7 @@ class SyncCommunicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close("closed" if kind is None else f"failed with {kind.__name__}: {error}")
+        self._close("closed" if error is None else f"failed with {describe_error(error)}")
 
     def __repr__(self) -> str:
         return repr(self._threaded).replace("<Communicator", "<SyncCommunicator", 1)
@@ -297,9 +308,10 @@ def init(*args: Any, **options: Any) -> SyncCommunicator:
 
 def shutdown() -> None:
     """Close the default communicator. Twice is silent; `init` may follow."""
-    current, _Default.communicator = _Default.communicator, None
+    current = _Default.communicator
     if current is not None:
         current.close()
+        _Default.communicator = None
 
 
 def get_communicator(caller: str = "") -> SyncCommunicator:

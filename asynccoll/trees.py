@@ -105,7 +105,10 @@ def _mapping(node: dict[Any, Any], path: str, leaves: list[Leaf], text: list[str
 
 
 def _sequence(node: list[Any] | tuple[Any, ...], path: str, leaves: list[Leaf], text: list[str]) -> _Rebuild:
-    text.append("[")
+    kind = (
+        type(node).__name__ if hasattr(node, "_fields") else ("list" if isinstance(node, list) else "tuple")
+    )
+    text.append(f"{kind}[")
     parts = []
     for number, child in enumerate(node):
         parts.append(_walk(child, f"{path}[{number}]", leaves, text))

@@ -41,6 +41,9 @@ __all__ = [
     "world_size",
 ]
 
+DEFAULT_TIMEOUT = float("1800")
+"""Seconds. An object of its own: who passes 1800 explicitly overrides ``ASYNCCOLL_TIMEOUT``, who passes nothing does not."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
@@ -111,7 +114,7 @@ def init(
     ssl: SSLContext | None = None,
     insecure: bool = False,
     safe: bool = False,
-    timeout: float | timedelta | None = 1800.0,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
     init_timeout: float | timedelta = 300.0,
     liveness_timeout: float | timedelta = 30.0,
     transport: str = "auto",
@@ -152,7 +155,7 @@ def connect(
     ssl: SSLContext | None = None,
     insecure: bool = False,
     safe: bool = False,
-    timeout: float | timedelta | None = 1800.0,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
     init_timeout: float | timedelta = 300.0,
     liveness_timeout: float | timedelta = 30.0,
     transport: str = "auto",
@@ -200,7 +203,7 @@ async def _connect(
         compression=(compression, (None,)),
         progress=(progress, ("inline",)),
     )
-    limit = _env_timeout() if timeout == 1800.0 else seconds(timeout, "timeout", None)
+    limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
     forming = seconds(init_timeout, "init_timeout", 300.0)
     assert forming is not None
     seconds(liveness_timeout, "liveness_timeout", 30.0)

@@ -99,7 +99,7 @@ class Aborts:
         self.broadcast(op, {"reason": "cancel"})
         self.end(op, CollectiveCancelled(op.rank, op.context(self._engine.now)))
 
-    def fail(self, op: Operation, error: Exception) -> None:
+    def fail(self, op: Operation, error: BaseException) -> None:
         """The operation's program or reduction raised ``error`` on this rank."""
         if isinstance(error, Disagrees):
             self.disagree(op)
@@ -109,7 +109,11 @@ class Aborts:
             self.broadcast(op, body)
             self.end(op, self._remote(op, op.rank, body))
             return
-        self.broadcast(op, refusal(error))
+        body = refusal(error)
+        self.broadcast(op, body)
+        if not isinstance(error, Exception):  # not for a future to raise: SystemExit, CancelledError ...
+            self.end(op, self._remote(op, op.rank, body))
+            return
         if isinstance(error, CollectiveError) and error.rank < 0:
             error.op, error.seq, error.group, error.rank, error.elapsed = op.context(self._engine.now)
         self.end(op, error)
@@ -208,7 +212,7 @@ class Aborts:
         if not isinstance(reason, str) or not _well_formed(reason, body, group.size):
             raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r:.100})")
         if reason == "lost":
-            group.rumoured.update(body["ranks"])
+            group.rumoured.update(set(body["ranks"]) - {group.rank})
         if op is None:
             if seq >= group.next_seq:
                 if reason != "answer":
@@ -221,7 +225,7 @@ class Aborts:
         if reason in ("mismatch", "timeout"):
             if op.inquest is None:
                 limit = body.get("limit")
-                self._open(op, reason, limit if isinstance(limit, float) else 0.0)
+                self._open(op, reason, float(limit) if isinstance(limit, float | int) else 0.0)
                 self._answer(op)
             self._note(op, rank, body)
         elif reason == "answer":
@@ -267,5 +271,5 @@ class Aborts:
     ) -> CollectiveTimeout:
         limit = body.get("limit")
         return CollectiveTimeout(
-            missing, limit if isinstance(limit, float) else 0.0, op.context(self._engine.now), note=note
+            missing, limit if isinstance(limit, float | int) else 0.0, op.context(self._engine.now), note=note
         )

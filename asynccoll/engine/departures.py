@@ -60,7 +60,7 @@ class Departures:
 
     def blamed(self, group: Group) -> list[int]:
         """Group ranks that are dead as far as this rank has seen or heard."""
-        return sorted(group.rumoured.union(self.dead(group)) - {group.rank})
+        return sorted(group.rumoured.union(self.dead(group)))
 
     def dead(self, group: Group) -> list[int]:
         """Group ranks that ended without a goodbye."""
@@ -94,7 +94,7 @@ class Departures:
                 if not isinstance(number, int) or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
                 group.left[peer] = Farewell(number, cause, tuple(dead))
-                group.rumoured.update(dead)
+                group.rumoured.update(set(dead) - {group.rank})
                 for op in list(group.active.values()):
                     error = self.unfit(group, op)
                     if error is not None:

@@ -124,10 +124,16 @@ class Engine:
         if self._groups[op.comm].active.get(op.seq) is op:
             self._aborts.cancel(op)
 
-    def close(self, cause: str, now: float) -> None:
-        """End what is pending and say goodbye to every peer. No operation may be submitted afterwards."""
+    def close(self, cause: str, now: float, *, ended: bool = False) -> None:
+        """End what is pending and say goodbye to every peer. No operation may be submitted afterwards.
+
+        ``ended``: the process ends without having closed, so the peers are to report this rank as lost; what it has taken
+        part in to the end still completes on them.
+        """
         self.now = now
         for group in self._groups.values():
+            if ended:
+                group.rumoured.add(group.rank)
             for op in list(group.active.values()):
                 self._departures.leave(group, op, cause)
         numbers = {comm: group.next_seq for comm, group in self._groups.items()}
@@ -154,13 +160,22 @@ class Engine:
             inbound = self._inbounds[peer] = Inbound(peer, self)
         return inbound.target()
 
-    def received(self, peer: int, nbytes: int, now: float) -> None:
-        """``nbytes`` from ``peer`` were written to the memory that `receive_into` gave."""
+    def received(self, peer: int, nbytes: int, now: float) -> bool:
+        """``nbytes`` from ``peer`` were written to the memory that `receive_into` gave. False: read no more from it."""
         self.now = now
         try:
             self._inbounds[peer].received(nbytes)
         except ProtocolError as error:
             self._broken(peer, error)
+            return False
+        except Exception as error:
+            # A defect of this package. The stream cannot be trusted any more, and nobody may wait for it for ever.
+            self._broken(
+                peer,
+                ProtocolError(f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"),
+            )
+            raise
+        return True
 
     def data_to_send(self, peer: int) -> Sequence[memoryview | bytes]:
         """Parts to write to ``peer`` next, in order; empty if there is nothing. The same until `sent` is called."""
@@ -238,8 +253,8 @@ class Engine:
                 stream = op.inputs[peer] = InStream()
             try:
                 ready = op.deliver(stream, payload, owned=owned)
-            except Exception as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
-                self._aborts.fail(op, error)
+            except BaseException as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
+                self._failed(op, error)
                 return
             if ready:
                 op.waiting = None
@@ -347,8 +362,8 @@ class Engine:
         except StopIteration as stop:
             op.program = None
             op.result = stop.value
-        except Exception as error:  # noqa: BLE001 (raised by the program: re-raised on every rank)
-            self._aborts.fail(op, error)
+        except BaseException as error:  # noqa: BLE001 (raised by the program: re-raised on every rank)
+            self._failed(op, error)
             return
         try:
             op.check_drained()
@@ -357,6 +372,12 @@ class Engine:
             return
         if op.finished:
             self.complete(op)
+
+    def _failed(self, op: Operation, error: BaseException) -> None:
+        """A user's code raised inside ``op``: it ends on every rank, and what is meant for the process goes on to it."""
+        self._aborts.fail(op, error)
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise error
 
     def complete(self, op: Operation) -> None:
         """Put an operation with a result among the events."""

@@ -13,9 +13,11 @@ from asynccoll.engine.operation import Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Early", "Farewell", "Group"]
+__all__ = ["MAX_PENDING", "Early", "Farewell", "Group"]
 
-_MAX_EARLY: Final = 1 << 16
+MAX_PENDING: Final = 1 << 15
+"""Operations that one rank may have under way on a communicator."""
+_MAX_EARLY: Final = 2 * MAX_PENDING
 """Operations that peers may be ahead of this rank: each costs some hundred bytes here."""
 
 
@@ -104,6 +106,11 @@ class Group:
         """Group ranks that others say are dead: whoever leaves because of them passes it on."""
         self.left: dict[int, Farewell] = {}
         """World rank -> what it said in its goodbye."""
+
+    @property
+    def crowded(self) -> bool:
+        """As many operations are under way as may be: the other ranks keep a record of each that they have not called."""
+        return len(self.active) >= MAX_PENDING
 
     def early_of(self, seq: int) -> Early:
         """The record of early frames for number ``seq``."""

@@ -129,7 +129,7 @@ class Inbound:
         if landing is not None:
             self._pos += nbytes
             if self._pos == len(self._memory):
-                self._landing = None
+                self._landing, self._memory = None, self.view  # the memory is its owner's again
                 flags, comm, seq, tag = self._frame
                 if landing.op is not None:
                     self.sink.landed(self.peer, flags, landing)
@@ -153,6 +153,9 @@ class Inbound:
                         f"rank {peer} sent a DATA frame of {length} bytes; 1 to {MAX_DATA} are allowed"
                     )
                 if after <= end:
+                    self.start = (
+                        after  # first, so that no frame is ever decoded twice, whatever the sink raises
+                    )
                     sink.data(peer, flags, comm, seq, tag, view[body:after])
                     start = after
                     continue
@@ -174,6 +177,7 @@ class Inbound:
                 )
             if after > end:
                 break
+            self.start = after
             sink.control(peer, kind, flags, round_, comm, seq, tag, view[body:after])
             start = after
         self.bulk = bulk

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from asynccoll.engine.fingerprint import Digests, Fingerprint
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes
+from asynccoll.engine.wire import clipped
 from asynccoll.errors import OpContext, ProtocolError
 
 __all__ = ["EAGER_STREAM", "WINDOW", "InStream", "Inquest", "Operation", "OutStream"]
@@ -277,4 +278,4 @@ def _describe(site: tuple[CodeType, int] | None) -> str:
     for start, end, number in code.co_lines():
         if start <= instruction < end and number is not None:
             line = number
-    return f"{code.co_filename.rpartition('/')[2]}:{line}"[:256]
+    return clipped(f"{code.co_filename.rpartition('/')[2]}:{line}", 256)

@@ -7,7 +7,9 @@ bytes land in the caller's memory and that memory can be taken back at once when
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import os
 import socket
 import weakref
 from collections.abc import Mapping
@@ -42,8 +44,10 @@ class NetDriver(Pump):
         self._once = type(loop).__module__.partition(".")[0] == "uvloop"
         """The loop tells of a reset only once, maybe together with the last data: libuv stops watching a descriptor on which
         there is an error. So everything has to be read at each call."""
-        # A process that ends without close() must not complain of open sockets; its peers see the end of the stream.
-        weakref.finalize(self, _close_all, self._sockets)
+        self._end = weakref.finalize(self, _end, engine, self._sockets, os.getpid())
+        """Ends the links of a driver that nobody closed, quietly. See `abandon`."""
+        self._end.atexit = False  # `_end_all` knows whose turn it is
+        _open.add(self)
         for peer, sock in self._sockets.items():
             loop.add_reader(sock.fileno(), self._readable, peer, sock)
 
@@ -60,8 +64,9 @@ class NetDriver(Pump):
                     self._ended(peer, "connection closed without goodbye")
                     break
                 self.bytes_received += got
-                engine.received(peer, got, self.loop.time())
-                if peer not in self._sockets or (got < room and not self._once):
+                if not engine.received(peer, got, self.loop.time()) or peer not in self._sockets:
+                    break
+                if got < room and not self._once:
                     break
                 left -= got
             else:
@@ -73,7 +78,7 @@ class NetDriver(Pump):
             self._ended(peer, f"connection broken: {error.strerror or error}")
         finally:
             self.busy = False
-        self.flush()
+            self.flush()
 
     def _again(self, peer: int, sock: socket.socket) -> None:
         """The rest of what was there to read, after the loop had its turn."""
@@ -139,6 +144,11 @@ class NetDriver(Pump):
         if self._changed is not None:
             self._changed.set()
 
+    def abandon(self) -> None:
+        """See `Pump.abandon`."""
+        self.closed = True
+        self._end()
+
     async def close(self, cause: str) -> None:
         """See `Pump.close`. Reads to the end before closing, since unread bytes would turn our goodbye into a reset."""
         if self.closed:
@@ -172,6 +182,27 @@ class NetDriver(Pump):
                 await self._changed.wait()
 
 
-def _close_all(sockets: dict[int, socket.socket]) -> None:
-    for sock in sockets.values():
+_open: weakref.WeakSet[NetDriver] = weakref.WeakSet()
+"""Drivers of this process."""
+
+
+def _end(engine: Engine, sockets: dict[int, socket.socket], pid: int) -> None:
+    """Say that this process ends, as far as the sockets take it, and close them. A fork only closes its copies."""
+    if sockets and os.getpid() == pid:
+        engine.close("the process ended without close()", engine.now, ended=True)
+    for peer, sock in list(sockets.items()):
+        with contextlib.suppress(OSError):
+            while os.getpid() == pid and (parts := engine.data_to_send(peer)):
+                engine.sent(peer, sock.sendmsg(parts))
+            while sock.recv(SLICE):  # unread bytes would turn the goodbye into a reset
+                pass
         sock.close()
+    sockets.clear()
+
+
+@atexit.register
+def _end_all() -> None:
+    """At the end of the process. A loop that still runs in a thread of its own is ended by that thread's owner."""
+    for driver in list(_open):
+        if not driver.loop.is_running():
+            driver.abandon()

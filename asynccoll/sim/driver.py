@@ -189,10 +189,11 @@ class SimDriver(Pump):
                 memory[:count] = piece[:count]
                 piece = piece[count:]
                 self.bytes_received += count
-                engine.received(peer, count, self.loop.time())
+                if not engine.received(peer, count, self.loop.time()):
+                    break
         finally:
             self.busy = False
-        self.flush()
+            self.flush()
 
     def ended(self, peer: int) -> None:
         """The peer's stream has ended; this end is closed too, as a socket would be."""

@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 
-from asynccoll.communicator import Communicator, Options
+from asynccoll.communicator import Communicator, Options, seconds
 from asynccoll.net.launchers import Placement
 from asynccoll.sim.driver import Conditions, SimNetwork
 from asynccoll.world import connect, open_mesh
@@ -33,6 +33,9 @@ async def local_world(
         timeout: default time limit of an operation, in seconds.
         seed, conditions: delays and splitting of the in-memory links.
     """
+    if n < 1:
+        raise ValueError(f"a world has at least one rank, not {n}")
+    timeout = seconds(timeout, "timeout", None)
     communicators: list[Communicator] = []
     try:
         if transport == "memory":

@@ -23,10 +23,13 @@ from asynccoll.sim.driver import Conditions
 EAGER_CREDIT = 1 << 18
 """Bytes per peer and direction for operations that the receiver has not started: a promise of docs/wire.md."""
 SEGMENT = 1 << 18
+WINDOW = 1 << 20
+"""Bytes per peer that a started operation takes ahead of what it asks for: 4 segments."""
 OVERHEAD = 1 << 17
 """Headers and control records of a thousand operations."""
 SLOW = Conditions(delay=0.03, piece=1 << 14, buffer=1 << 16)
 """About a megabyte per second."""
+FAST = Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 18)
 TIGHT = Conditions(delay=0.0001, piece=1 << 13, split=True, buffer=1 << 12)
 """As little as a socket with buffers of 4 KiB holds."""
 
@@ -104,9 +107,7 @@ async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, windo
 
 
 async def test_bulk_for_a_rank_that_does_not_read_stays_in_the_senders_memory(world):
-    async with world(
-        3, conditions=Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 18)
-    ) as comms:
+    async with world(3, conditions=FAST) as comms:
         works = [comms[0].broadcast(np.full(1 << 18, n, np.float32)) for n in range(40)]  # 1 MiB each
         works += [comms[2].broadcast() for _ in range(40)]
         async with Gauge(comms) as gauge:
@@ -117,6 +118,19 @@ async def test_bulk_for_a_rank_that_does_not_read_stays_in_the_senders_memory(wo
         works += [comms[1].broadcast() for _ in range(40)]
         for number, result in enumerate(await asyncio.gather(*works)):
             assert result[0] == number % 40
+        await in_step(comms)
+
+
+async def test_what_comes_before_it_is_asked_for_is_bounded_by_the_window(world):
+    # Rank 0 folds rank 1's object before rank 2's, and rank 1 is late: rank 2's 16 MiB wait in rank 2's own memory.
+    async with world(3, conditions=FAST) as comms:
+        works = [comms[rank].allreduce([bytes(1 << 24)]) for rank in (0, 2)]
+        await (asyncio.sleep(5.0) if in_virtual_time() else turns(300))
+        assert WINDOW // 2 < held_bytes(comms[0]) <= WINDOW + SEGMENT + OVERHEAD
+        assert held_bytes(comms[2]) <= SEGMENT + OVERHEAD
+        works.append(comms[1].allreduce([b"late"]))
+        for first, second, third in await asyncio.gather(*works):
+            assert (len(first), second, len(third)) == (1 << 24, b"late", 1 << 24)
         await in_step(comms)
 
 

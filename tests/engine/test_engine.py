@@ -67,6 +67,16 @@ class TestEarly:
         wires.feed(0, 1, data(0, bytes(nbytes), flags=0))
         assert list(wires.broken[0]) == [1]
 
+    @pytest.mark.parametrize(
+        "record", [frame(wire.START, 0, bytes(5)), start_record(size=4, round_=1)], ids=["length", "round"]
+    )
+    def test_a_record_that_is_no_good_breaks_the_peer_at_the_call_at_the_latest(self, record):
+        wires = Wires(4, [0])
+        wires.feed(0, 1, record)
+        op = wires.start(0)
+        assert list(wires.broken[0]) == [1]
+        assert op.error.peers == {1}
+
     def test_records_for_an_operation_that_has_not_been_called_are_bounded(self):
         # One per round is all that a peer ever sends.
         wires = alone()

@@ -90,10 +90,10 @@ def run_ranks(program, size, *, loop="asyncio", python=(), env=None):
 
 
 def end(process):
-    """Kill one process and what it started, if it still runs."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    """Kill one process and what it started, as far as they still run."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
+    process.wait()
 
 
 def read(stream):

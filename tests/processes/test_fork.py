@@ -96,3 +96,35 @@ start(main())
     )
     assert [process.code for process in ended] == [0, 0], [process.errors for process in ended]
     assert [process.said[-1]["total"] for process in ended] == [2, 2]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_child_that_lives_on_does_not_hide_its_parents_death(loop):
+    # As the workers of a data loader do when their trainer is killed.
+    ended = run_ranks(
+        """
+async def main():
+    async with asynccoll.init() as comm:
+        met = comm.barrier()
+        if comm.rank == 1:
+            await met
+            if os.fork() == 0:
+                time.sleep(50)
+                os._exit(0)
+            say(last=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        with contextlib.suppress(asynccoll.PeerLost):
+            await met
+            await comm.barrier()
+            return
+        say(lost=True)
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    died = ended[1].said[-1]["at"]
+    for rank in (0, 2):
+        assert [fact["lost"] for fact in ended[rank].said] == [True]
+        assert ended[rank].said[0]["at"] - died < 5.0

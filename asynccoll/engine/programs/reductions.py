@@ -45,7 +45,7 @@ class Part:
         """Name of the schedule: never ``"auto"``."""
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> tuple[Step, ...]:
     """The steps of an allreduce over ``count`` elements of ``itemsize`` bytes, as a tuple (cached: a trainer repeats itself)."""
     return tuple(_schedule(algorithm, rank, size, count, itemsize))
