@@ -8,12 +8,16 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 __all__ = ["LoopThread"]
 
 T = TypeVar("T")
+
+_JOIN_SECONDS: Final = 5.0
+"""How long to wait for a loop that was told to stop: it holds no callback for more than milliseconds."""
 
 
 class LoopThread:
@@ -27,20 +31,14 @@ class LoopThread:
         self._at_stop: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        # A daemon thread that still runs native loop code while the interpreter is torn down may crash it.
-        atexit.register(self.stop)
+        _threads.add(self)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        try:
-            while not self._stopping:
-                # A user's reduce function may call sys.exit(): it has failed its operation, and that is all.
-                with contextlib.suppress(KeyboardInterrupt, SystemExit):
-                    self.loop.run_forever()
-            for callback in self._at_stop:
-                callback()
-        finally:
-            self.loop.close()
+        while not self._stopping:
+            # A user's reduce function may call sys.exit(): it has failed its operation, and that is all.
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                self.loop.run_forever()
 
     @property
     def alive(self) -> bool:
@@ -52,7 +50,7 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def at_stop(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` in the loop's thread once the loop has stopped."""
+        """Call ``callback`` once the loop has stopped."""
         self._at_stop.append(callback)
 
     def soon(self, function: Callable[[], object]) -> None:
@@ -65,11 +63,33 @@ class LoopThread:
 
     def stop(self) -> None:
         """Stop the loop and wait for the thread. Twice is silent; in a fork it does nothing."""
-        atexit.unregister(self.stop)
-        if self.alive and not self.inside():
-            self._stopping = True
-            self.soon(self.loop.stop)
-            self._thread.join(timeout=5.0)
+        _stop([self])
+
+
+_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+"""Threads of this process that have not been stopped."""
+
+
+@atexit.register
+def _stop_all() -> None:
+    # A daemon thread that still runs native loop code while the interpreter is torn down may crash it.
+    _stop(list(_threads))
+
+
+def _stop(threads: list[LoopThread]) -> None:
+    """Stop all of them before any lets go of its links: else those that still run would take it for a loss."""
+    running = [thread for thread in threads if thread.alive and not thread.inside()]
+    for thread in running:
+        thread._stopping = True
+        thread.soon(thread.loop.stop)
+    for thread in running:
+        thread._thread.join(timeout=_JOIN_SECONDS)
+    for thread in running:
+        _threads.discard(thread)
+        if not thread._thread.is_alive():
+            for callback in thread._at_stop:
+                callback()
+            thread.loop.close()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -64,6 +64,7 @@ class Pending(concurrent.futures.Future[T]):
         self._thread = thread
         self._work: Work[T] | None = None
         """The operation, once it has been started in the loop's thread."""
+        self._marking = threading.Lock()
 
     def begin(self, start: Callable[[], Work[T]]) -> None:
         """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""
@@ -83,8 +84,7 @@ class Pending(concurrent.futures.Future[T]):
             concurrent.futures.InvalidStateError
         ):  # cancelled in the caller's thread at this moment
             if work.cancelled():
-                if super().cancel():
-                    self.set_running_or_notify_cancel()
+                self._mark_cancelled()
             elif (error := work.exception()) is not None:
                 self.set_exception(error)
             else:
@@ -92,9 +92,10 @@ class Pending(concurrent.futures.Future[T]):
 
     def cancel(self) -> bool:
         """Abort the operation on every rank. False, and nothing is done, if it is complete. Its memory is free on return."""
-        if not super().cancel():
+        if self.cancelled():
+            return True
+        if not self._mark_cancelled():
             return False
-        self.set_running_or_notify_cancel()  # tells concurrent.futures.wait() and as_completed()
         if self._thread.inside():
             self._abort()
         else:
@@ -107,6 +108,13 @@ class Pending(concurrent.futures.Future[T]):
             self._thread.soon(abort)
             aborted.wait(_ABORT_SECONDS)
         return True
+
+    def _mark_cancelled(self) -> bool:
+        """Become cancelled, once, and tell `concurrent.futures.wait` and ``as_completed``. False if it is complete."""
+        with self._marking:
+            if self.cancelled():
+                return True
+            return super().cancel() and not self.set_running_or_notify_cancel()
 
     def _abort(self) -> None:
         if self._work is not None:

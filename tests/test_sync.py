@@ -441,10 +441,12 @@ class TestExit:
 class TestInterrupt:
     def test_ctrl_c_interrupts_the_wait_and_aborts_the_operation_everywhere(self):
         code = PAIR + (
-            "import sys, time\n"
+            "import sys, time, traceback\n"
             "main = threading.get_ident()\n"
+            "def names():\n"
+            "    return [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]\n"
             "def tell():\n"
-            "    while sys._current_frames()[main].f_code.co_name != 'wait':\n"
+            "    while names()[0] != 'wait' or 'result' not in names():  # of the future\n"
             "        time.sleep(0.001)\n"
             "    print('waiting', flush=True)\n"
             "threading.Thread(target=tell).start()\n"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asynccoll.engine.fingerprint import first_difference
 from asynccoll.engine.group import Early, Group
 from asynccoll.engine.operation import Inquest, Operation
+from asynccoll.engine.outgoing import Outgoing
 from asynccoll.engine.wire import MAX_CONTROL, abort_frame, clipped
 from asynccoll.errors import (
     CollectiveCancelled,
@@ -80,8 +81,9 @@ def _well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
 class Aborts:
     """The endings of one engine's operations."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, outgoing: Outgoing) -> None:
         self._engine = engine
+        self._outgoing = outgoing
 
     # -- endings ------------------------------------------------------------------------------------------
 
@@ -113,6 +115,8 @@ class Aborts:
         self.broadcast(op, body)
         if not isinstance(error, Exception):  # not for a future to raise: SystemExit, CancelledError ...
             self.end(op, self._remote(op, op.rank, body))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise error  # it is meant for the process
             return
         if isinstance(error, CollectiveError) and error.rank < 0:
             error.op, error.seq, error.group, error.rank, error.elapsed = op.context(self._engine.now)
@@ -216,7 +220,7 @@ class Aborts:
         if op is None:
             if seq >= group.next_seq:
                 if reason != "answer":
-                    self._engine.entomb(group.early_of(seq), rank, body)
+                    self._entomb(group.early_of(seq), rank, body)
                 if reason in ("timeout", "mismatch"):
                     self._reply(group, peer, seq, {"absent": True})
             elif reason == "timeout":  # complete here, so this rank did take part
@@ -233,6 +237,12 @@ class Aborts:
                 self._note(op, rank, body)
         else:
             self.end(op, self._error_of(op, rank, body))
+
+    def _entomb(self, early: Early, rank: int, body: Mapping[str, Any]) -> None:
+        """An operation that has not been called here has ended: keep why, drop its bytes."""
+        self._outgoing.release(early)
+        early.payload.clear()
+        early.aborts.setdefault(rank, body)
 
     def _note(self, op: Operation, rank: int, body: Mapping[str, Any]) -> None:
         assert op.inquest is not None

@@ -7,8 +7,8 @@ in `take_dirty` and handle `events`. Every entry that may look at time takes ``n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from asynccoll.algorithms.dissemination import partners
 from asynccoll.engine import wire
@@ -56,7 +56,7 @@ class Engine:
         self._events: list[Event] = []
         self._earliest: float | None = None
         """A lower bound of all deadlines."""
-        self._aborts = Aborts(self)
+        self._aborts = Aborts(self, self._outgoing)
         self._departures = Departures(self, self._groups, self._aborts)
         self._rounds = Rounds(self, self._outgoing, self._aborts)
         self.add_group(WORLD, tuple(range(size)), name)
@@ -78,7 +78,7 @@ class Engine:
         error = self._departures.unfit(group, op)
         if error is not None:
             if early is not None:
-                self._return_credit(early)
+                self._outgoing.release(early)
             self._departures.end(op, error)
             return
         group.active[op.seq] = op
@@ -86,7 +86,7 @@ class Engine:
             op.deadline = now + op.limit
             self.expect(op.deadline)
         if early is not None and early.aborts:
-            self._return_credit(early)
+            self._outgoing.release(early)
             self._aborts.late_arrival(op, early)
             return
         if op.rounds:
@@ -105,7 +105,7 @@ class Engine:
         group = self._number(op, comm, now)
         early = group.early.pop(op.seq, None)
         if early is not None:
-            self._return_credit(early)
+            self._outgoing.release(early)
         self._aborts.broadcast(op, refusal(error))
         self._aborts.end(op, error)
 
@@ -254,7 +254,7 @@ class Engine:
             try:
                 ready = op.deliver(stream, payload, owned=owned)
             except BaseException as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
-                self._failed(op, error)
+                self._aborts.fail(op, error)
                 return
             if ready:
                 op.waiting = None
@@ -363,7 +363,7 @@ class Engine:
             op.program = None
             op.result = stop.value
         except BaseException as error:  # noqa: BLE001 (raised by the program: re-raised on every rank)
-            self._failed(op, error)
+            self._aborts.fail(op, error)
             return
         try:
             op.check_drained()
@@ -372,12 +372,6 @@ class Engine:
             return
         if op.finished:
             self.complete(op)
-
-    def _failed(self, op: Operation, error: BaseException) -> None:
-        """A user's code raised inside ``op``: it ends on every rank, and what is meant for the process goes on to it."""
-        self._aborts.fail(op, error)
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise error
 
     def complete(self, op: Operation) -> None:
         """Put an operation with a result among the events."""
@@ -397,20 +391,9 @@ class Engine:
             raise ProtocolError(f"rank {peer} is not in communicator {comm}")
         return group
 
-    def _return_credit(self, early: Early) -> None:
-        for peer, _, payload in early.payload:
-            early.group.early_bytes[peer] -= len(payload)
-            self._outgoing.owe(peer, len(payload))
-
-    def entomb(self, early: Early, rank: int, body: Mapping[str, Any]) -> None:
-        """An operation that has not been called here has ended: keep why, drop its bytes."""
-        self._return_credit(early)
-        early.payload.clear()
-        early.aborts.setdefault(rank, body)
-
     def _take_early(self, op: Operation, early: Early) -> bool:
         """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""
-        self._return_credit(early)
+        self._outgoing.release(early)
         for peer, upto in early.grants.items():
             self._outgoing.granted(op, peer, upto)
         for peer, tag, payload in early.payload:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from asynccoll.engine import wire
+from asynccoll.engine.group import Early
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation, OutStream
 from asynccoll.engine.outbox import Outbox
 
@@ -101,3 +102,9 @@ class Outgoing:
         """Note that eager bytes of ``peer`` have been taken over by their operation."""
         if self.boxes[peer].owe(nbytes):
             self.dirty[peer] = None
+
+    def release(self, early: Early) -> None:
+        """The payload kept for an operation is taken over or not needed any more: the peers get their credit back."""
+        for peer, _, payload in early.payload:
+            early.group.early_bytes[peer] -= len(payload)
+            self.owe(peer, len(payload))

@@ -44,9 +44,9 @@ class NetDriver(Pump):
         self._once = type(loop).__module__.partition(".")[0] == "uvloop"
         """The loop tells of a reset only once, maybe together with the last data: libuv stops watching a descriptor on which
         there is an error. So everything has to be read at each call."""
-        self._end = weakref.finalize(self, _end, engine, self._sockets, os.getpid())
-        """Ends the links of a driver that nobody closed, quietly. See `abandon`."""
-        self._end.atexit = False  # `_end_all` knows whose turn it is
+        self._pid = os.getpid()
+        # Ends the links of a driver that was dropped with its loop; `_end_all` is for the end of the process.
+        weakref.finalize(self, _end, engine, self._sockets, self._pid).atexit = False
         _open.add(self)
         for peer, sock in self._sockets.items():
             loop.add_reader(sock.fileno(), self._readable, peer, sock)
@@ -147,7 +147,7 @@ class NetDriver(Pump):
     def abandon(self) -> None:
         """See `Pump.abandon`."""
         self.closed = True
-        self._end()
+        _end(self.engine, self._sockets, self._pid)
 
     async def close(self, cause: str) -> None:
         """See `Pump.close`. Reads to the end before closing, since unread bytes would turn our goodbye into a reset."""
