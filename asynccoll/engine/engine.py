@@ -185,7 +185,7 @@ class Engine:
         """The first ``nbytes`` of `data_to_send` have been written."""
         op = self._outboxes[peer].sent(nbytes)
         if op is not None and op.finished:
-            self.complete(op)
+            self.finish(op)
 
     def take_dirty(self) -> Sequence[int]:
         """Peers for which there may be something new to write."""
@@ -371,13 +371,7 @@ class Engine:
             self._aborts.fail(op, error)
             return
         if op.finished:
-            self.complete(op)
-
-    def complete(self, op: Operation) -> None:
-        """Put an operation with a result among the events."""
-        op.forget_streams()
-        del self._groups[op.comm].active[op.seq]
-        self._events.append(op)
+            self.finish(op)
 
     # -- frames for operations that have not been called here ------------------------------------------------
 
@@ -448,8 +442,8 @@ class Engine:
         """Send a control frame to one peer."""
         self._outgoing.post(peer, frame)
 
-    def finish(self, op: Operation, error: BaseException) -> None:
-        """Put an operation that ended by ``error`` among the events."""
+    def finish(self, op: Operation, error: BaseException | None = None) -> None:
+        """Put an operation that has ended, with a result or by ``error``, among the events."""
         op.error = error
         op.forget_streams()
         self._groups[op.comm].active.pop(op.seq, None)

@@ -71,7 +71,7 @@ class Rounds:
             op.round += 1
             if op.round == len(op.rounds):
                 if op.finished:
-                    self._engine.complete(op)
+                    self._engine.finish(op)
                 return
             self.send(op)
             if op.early_records is None or op.round not in op.early_records:
