@@ -1,9 +1,14 @@
 """Every async test runs on the stdlib loop and on uvloop; those in conformance/ on the simulation too."""
 
 import asyncio
+import signal
 
 import pytest
 import uvloop
+
+# A shell starts background jobs with SIGINT ignored, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl

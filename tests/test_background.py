@@ -90,6 +90,41 @@ def test_stopping_twice_is_silent(thread):
     thread.stop()
 
 
+def test_callbacks_run_once_when_the_loop_has_stopped(thread):
+    seen = []
+    for number in range(2):
+        thread.at_stop(lambda number=number: seen.append((number, thread.loop.is_running())))
+    assert seen == []
+    thread.stop()
+    thread.stop()
+    assert seen == [(0, False), (1, False)]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_callback_that_wants_to_end_the_process_does_not_end_the_thread(thread, error):
+    def leave():
+        raise error
+
+    thread.soon(leave)
+
+    async def gives():
+        return 7
+
+    assert thread.run(gives()).result(TIMEOUT) == 7
+
+
+def test_it_does_not_stop_itself(thread):
+    stopped = threading.Event()
+
+    def stop():
+        thread.stop()
+        stopped.set()
+
+    thread.soon(stop)
+    assert stopped.wait(TIMEOUT)
+    assert thread.alive
+
+
 def test_two_threads_are_apart(thread):
     other = LoopThread("asynccoll-other")
     try:

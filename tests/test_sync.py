@@ -214,6 +214,13 @@ class TestCancel:
         assert mine.cancel()
         assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
 
+    def test_those_who_wait_for_several_futures_hear_of_it(self, pair):
+        mine = pair[0].barrier_async()
+        mine.cancel()
+        done, waiting = concurrent.futures.wait([mine], timeout=TIMEOUT)
+        assert (done, waiting) == ({mine}, set())
+        assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
+
     def test_a_callback_of_a_future_may_cancel_another(self, pair):
         second = [None]
         first = pair[0].barrier_async()
@@ -356,6 +363,19 @@ class TestClosing:
         with pytest.raises(LookupError):
             fails()
         assert "failed with LookupError: nothing here" in str(other.exception(TIMEOUT))
+
+    def test_from_a_callback_it_is_refused_since_it_would_wait_for_itself(self, alone):
+        caught = concurrent.futures.Future()
+
+        def close(future):
+            try:
+                alone.close()
+            except RuntimeError as error:
+                caught.set_result(str(error))
+
+        alone._thread.soon(lambda: close(None))
+        assert "would wait for itself" in caught.result(TIMEOUT)
+        assert alone.allreduce(5) == 5
 
     def test_a_call_that_meets_a_close_ends_too(self, pair):
         # The value is pickled in the caller's thread; meanwhile another one begins to close.

@@ -158,7 +158,7 @@ async def attempt(case, comms, rng, length, *, exclusive):
     if rng.random() < 0.9:
         if rng.random() < 0.5:
             awaiter = asyncio.create_task(work.wait())
-            await asyncio.sleep(0)  # a task that has not begun to wait would not pass a cancel on
+            await asyncio.sleep(0)  # a task that has not begun passes a cancel on at its first step only
         await pause(rng.uniform(0, 1.1) * length)
         reached = stage(comms[origin])
     complete = work.done()
@@ -349,6 +349,19 @@ async def test_cancelling_a_gather_cancels_all_its_operations(world):
             *(comms[1].allreduce(np.ones(100_000)) for _ in range(5)), return_exceptions=True
         )
         assert [(type(error), error.origin) for error in results] == [(CollectiveCancelled, 0)] * 5
+        await in_step(comms)
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_cancels_everywhere(world):
+    async with world(2) as comms:
+        task = asyncio.create_task(comms[0].allreduce(np.ones(100_000)).wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await settle()
+        with pytest.raises(CollectiveCancelled) as caught:
+            await comms[1].allreduce(np.ones(100_000))
+        assert caught.value.origin == 0
         await in_step(comms)
 
 

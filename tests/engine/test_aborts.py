@@ -1,5 +1,6 @@
 """Bad ends: who hears what, when everyone raises, and that the mesh is in step afterwards."""
 
+import asyncio
 import gc
 import weakref
 
@@ -237,6 +238,30 @@ class TestFailure:
             assert isinstance(error, RemoteError)
             assert (error.origin, error.type_name) == (0, "KeyError")
             assert isinstance(error.original, KeyError)
+        assert_in_step(wires)
+
+    @pytest.mark.parametrize(
+        ("error", "passed_on"),
+        [(SystemExit(3), True), (KeyboardInterrupt(), True), (asyncio.CancelledError(), False)],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_what_is_no_exception_ends_it_everywhere_too_and_goes_on_to_the_process_if_meant_for_it(
+        self, error, passed_on
+    ):
+        wires = Wires(2)
+        waiting(wires, 1)
+        if passed_on:
+            with pytest.raises(type(error)):
+                wires.start(0, program=failing(error))
+            wires.collect(0)
+        else:
+            wires.start(0, program=failing(error))
+        wires.settle()
+        for rank in range(2):
+            remote = error_of(wires, rank)
+            assert isinstance(remote, RemoteError)
+            assert remote.origin == 0
+            assert remote.type_name.endswith(type(error).__name__)
         assert_in_step(wires)
 
     def test_a_program_that_finds_a_disagreement_makes_the_ranks_compare_their_calls(self):

@@ -114,6 +114,72 @@ class TestGoodbye:
         assert wires.engines[1].left(0)
 
 
+class TestBlame:
+    """Who leaves because others died passes the blame on: the one that ends second is never the culprit."""
+
+    def bye(self, number, *lost):
+        return wire.goodbye_frame({"cause": "failed", "next": {0: number}, "lost": {0: list(lost)}})
+
+    def test_a_rank_that_leaves_because_of_the_dead_is_not_blamed_itself(self):
+        wires = Wires(4, [0])
+        pending = [wires.start(0) for _ in range(2)]
+        wires.feed(0, 1, self.bye(1, 2, 3))
+        assert pending[0].error is None
+        for op in (pending[1], wires.start(0)):
+            assert isinstance(op.error, PeerLost)
+            assert op.error.peers == {2, 3}
+            assert "says rank 1" in op.error.reason
+
+    def test_a_rank_that_takes_this_one_for_dead_has_just_left(self):
+        wires = Wires(3, [0])
+        wires.feed(0, 1, self.bye(0, 0))
+        assert isinstance(wires.start(0).error, CommunicatorClosed)
+
+    @pytest.mark.parametrize("lost", [[], {0: 1}, {0: ["1"]}, {0: [3]}, {0: [-1]}], ids=repr)
+    def test_malformed_blame_breaks_the_peer(self, lost):
+        wires = Wires(3, [0])
+        wires.feed(0, 1, wire.goodbye_frame({"cause": "x", "next": {}, "lost": lost}))
+        assert list(wires.broken[0]) == [1]
+
+    def test_what_was_heard_of_the_dead_is_passed_on_by_those_that_saw_nothing(self):
+        wires = Wires(3, [0])
+        ops = [wires.start(0) for _ in range(2)]
+        wires.take(0, 1)
+        wires.feed(0, 1, abort(0, reason="lost", ranks=[2], why="reset"))
+        assert isinstance(ops[0].error, PeerLost)
+        wires.close(0)
+        assert isinstance(ops[1].error, PeerLost)
+        assert ops[1].error.peers == {2}
+        last, goodbye = (wire.control_payload(memoryview(f.payload)) for f in wires.take(0, 1))
+        assert (last["reason"], last["ranks"]) == ("lost", [2])
+        assert goodbye["lost"] == {0: [2]}
+
+    def test_a_process_that_ends_without_a_close_is_lost(self):
+        wires = Wires(3)
+        pending = [wires.start(rank, recv((rank + 1) % 3, bytearray(1))) for rank in range(3)]
+        wires.settle()
+        wires.engines[1].close("the process ended", 0.0, ended=True)
+        wires.collect(1)
+        wires.settle()
+        for rank in (0, 2):
+            for op in (pending[rank], wires.start(rank)):
+                assert isinstance(op.error, PeerLost)
+                assert op.error.peers == {1}
+
+    def test_what_it_had_taken_part_in_to_the_end_completes_all_the_same(self):
+        wires = Wires(2)
+        into = bytearray(1)
+        wires.start(0, recv(1, into))
+        wires.flush(0)
+        wires.read(0, 1)
+        wires.start(1, send(0, b"x"))
+        wires.engines[1].close("the process ended", 0.0, ended=True)
+        wires.collect(1)
+        wires.settle()
+        assert wires.results(0) == [None]
+        assert into == b"x"
+
+
 class TestPeerLost:
     def test_every_pending_operation_fails_with_its_name(self):
         wires = Wires(3, [0])

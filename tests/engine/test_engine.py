@@ -14,6 +14,7 @@ from wires import (
     kinds,
     operation,
     recv,
+    send,
     start_record,
 )
 
@@ -31,6 +32,12 @@ class TestEarly:
         wires.start(0, recv(1, into), result="done")
         assert into == b"abcd"
         assert wires.results(0) == ["done"]
+
+    def test_a_foreign_call_gets_no_grant(self):
+        wires = alone()
+        wires.feed(0, 1, data(0, b"bad", tag=TAG ^ 1))
+        wires.start(0, recv(1, bytearray(1 << 20)), expected={1: 1 << 20})
+        assert wire.READY not in kinds(wires.take(0, 1))
 
     def test_they_are_kept_apart_by_operation(self):
         wires = alone()
@@ -149,6 +156,27 @@ class TestLanding:
         payload = random.Random(0).randbytes(self.BULK)
         wires.feed(0, 1, self.HEAD + payload)
         assert first + second == payload
+
+    def test_bulk_that_is_folded_in_part_is_kept_apart_from_what_comes_next(self):
+        wires = Wires(3, [0])
+        rest, other = bytearray(self.BULK - 30_000), []
+        wires.start(0, FoldBytes(1, 30_000, lambda at, piece: None), recv(2, bytearray(1)), recv(1, rest))
+        wires.start(0, FoldBytes(1, self.BULK, lambda at, piece: other.append(bytes(piece))))
+        payload = random.Random(0).randbytes(self.BULK)
+        wires.feed(0, 1, self.HEAD + payload)
+        wires.feed(0, 1, data(1, b"z" * self.BULK, flags=0))
+        wires.feed(0, 2, data(0, b"x"))
+        assert other == [b"z" * self.BULK]
+        assert rest == payload[30_000:]
+
+    def test_an_operation_that_is_complete_refers_to_no_memory(self):
+        wires = alone()
+        op = wires.start(0, send(1, bytearray(10)), recv(1, bytearray(self.BULK)))
+        wires.feed(0, 1, start_record() + self.HEAD + bytes(self.BULK))
+        assert wires.ended[0] == [op]
+        assert not op.inputs
+        assert not op.outputs
+        assert op.program is None
 
     def test_bulk_for_a_program_that_waits_elsewhere_is_kept_without_a_copy(self):
         wires = Wires(3, [0])
@@ -355,6 +383,27 @@ class TestTime:
         wires = alone()
         wires.now = 10.0
         assert wires.refuse(0, TypeError("no")).started == 10.0
+
+
+class TestDefects:
+    """A defect of the package itself must not leave anybody waiting."""
+
+    def test_an_error_that_nothing_expects_gives_the_peer_up_and_is_raised(self, monkeypatch):
+        wires = alone()
+        op = wires.start(0)
+        monkeypatch.setattr(wires.engines[0], "_group_of", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            wires.feed(0, 1, start_record())
+        wires.collect(0)
+        assert "internal error" in str(wires.broken[0][1])
+        assert op.error.peers == {1}
+
+    def test_the_driver_is_told_to_read_no_more_from_a_peer_that_was_given_up(self):
+        wires = alone()
+        engine = wires.engines[0]
+        for data_in, expected in [(start_record(), True), (frame(99), False)]:
+            engine.receive_into(1)[: len(data_in)] = data_in
+            assert engine.received(1, len(data_in), 0.0) is expected
 
 
 class TestNames:

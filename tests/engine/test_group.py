@@ -34,3 +34,11 @@ def test_peers_may_be_65536_operations_ahead_and_not_one_more():
     group.early_of(5)
     with pytest.raises(ProtocolError, match="more than 65536 operations ahead on 'world'"):
         group.early_of(1 << 16)
+
+
+def test_32768_operations_may_be_under_way_and_not_one_more():
+    group = Group(0, (0, 1), 0, "world")
+    group.active.update(dict.fromkeys(range((1 << 15) - 1)))
+    assert not group.crowded
+    group.active[1 << 15] = None
+    assert group.crowded

@@ -221,6 +221,20 @@ class TestMalformed:
         with pytest.raises(ProtocolError, match="control frame of 65537 bytes"):
             feed(decoder, wire.HEADER.pack(kind, 0, 0, 0, 0, 0, wire.MAX_CONTROL + 1))
 
+    def test_no_frame_is_decoded_twice_even_if_the_sink_raises(self, decoder, sink, monkeypatch):
+        seen = []
+
+        def raises_once(peer, kind, flags, round_, comm, seq, tag, payload):
+            seen.append(seq)
+            if seq == 2:
+                raise ZeroDivisionError
+
+        monkeypatch.setattr(sink, "control", raises_once)
+        with pytest.raises(ZeroDivisionError):
+            feed(decoder, b"".join(frame(wire.WANT, seq) for seq in range(5)))
+        feed(decoder, frame(wire.WANT, 5))
+        assert seen == [0, 1, 2, 3, 4, 5]
+
     def test_frames_before_the_malformed_one_count(self, decoder, sink):
         with pytest.raises(ProtocolError):
             feed(decoder, frame(wire.WANT, 1) + frame(99))

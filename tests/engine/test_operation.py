@@ -148,8 +148,9 @@ class TestRelease:
             finally:
                 ran.append(True)
 
-        op = operation(program=body())
-        next(op.program)
+        program = body()
+        op = operation(program=program)
+        next(program)
         op.release()
         assert ran == [True]
 
