@@ -9,8 +9,12 @@ import pytest
 from asynccoll import calls
 from asynccoll.algorithms import registry
 from asynccoll.calls import Place
+from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.programs import reductions
+from asynccoll.engine.programs.items import Item
 from asynccoll.engine.transfers import SendBytes
+from asynccoll.errors import ProtocolError
+from asynccoll.objects import pack_control
 
 KIB = 1 << 10
 AUTO = Place(1, 4, "auto", None)
@@ -154,6 +158,15 @@ class TestAlgorithm:
             allreduce(AUTO, np.zeros(3), algorithm="rign")
         with pytest.raises(ValueError, match="use one of auto, tree"):
             broadcast(AUTO, np.zeros(3), algorithm="ring")
+        with pytest.raises(ValueError, match="use one of auto, ring, doubling"):
+            calls.allgather(AUTO, np.zeros(3), None, "tree", None)
+
+    @pytest.mark.parametrize(("wish", "expected"), [("auto", "doubling"), ("ring", "ring")])
+    def test_allgather_chooses_when_it_knows_the_largest(self, wish, expected):
+        place = AUTO._replace(table={"allgather": [[None, 100, "doubling"], [None, None, "ring"]]})
+        choose = calls.allgather(place, np.zeros(3), None, wish, None).program.gi_frame.f_locals["choose"]
+        assert choose(100) == expected
+        assert choose(101) == "ring"
 
 
 class TestExpected:
@@ -218,3 +231,74 @@ class TestMemory:
         call = allreduce(AUTO._replace(rank=0, size=1), 5, lambda a, b: folded.append(a))
         assert folded == []
         call.program.close()
+
+
+class TestReceived:
+    """What a rank makes of an item that arrives."""
+
+    def receive(self, call, item):
+        codec = call.program.gi_frame.f_locals["codec"]
+        memory = codec.place(0, item.meta, len(item.payload))
+        memory[:] = item.payload
+        return codec.value(0)
+
+    def item(self, value):
+        return broadcast(AUTO._replace(rank=0), value).program.gi_frame.f_locals["item"]
+
+    def test_without_a_template_an_array_is_what_the_root_passed(self):
+        value = self.receive(broadcast(AUTO, None), self.item(np.arange(6, dtype="i2").reshape(2, 3)))
+        assert value.dtype == np.int16
+        assert value.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+    def test_out_is_filled_in_place(self):
+        out = np.zeros(3)
+        assert self.receive(broadcast(AUTO, None, out=out), self.item(np.arange(3.0))) is out
+        assert out.tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_ones_own_value_goes_into_its_own_place_of_out(self, rank):
+        outs = [np.zeros(3) for _ in range(4)]
+        call = calls.allgather(AUTO._replace(rank=rank), np.arange(3.0), outs, "auto", None)
+        codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
+        codec.keep(item)
+        assert codec.value(rank) is outs[rank]
+        assert [out.tolist() for out in outs] == [[0, 1, 2] if r == rank else [0, 0, 0] for r in range(4)]
+
+    def test_ones_own_value_is_a_copy(self):
+        mine, thing = np.arange(3.0), [1]
+        for value, path in [(mine, "array"), (thing, "object")]:
+            call = calls.allgather(AUTO, value, None, "auto", None)
+            assert call.fingerprint.path == path
+            codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
+            codec.keep(item)
+            result = codec.value(1)
+            assert list(result) == list(value)
+            assert result is not value
+
+    def test_an_object_is_unpickled(self):
+        assert self.receive(broadcast(AUTO, None), self.item({"a": [1]})) == {"a": [1]}
+
+    @pytest.mark.parametrize("template", [np.zeros(3, "f4"), np.zeros(4)], ids=["dtype", "shape"])
+    def test_an_array_that_does_not_fit_the_template_is_a_disagreement(self, template):
+        with pytest.raises(Disagrees):
+            self.receive(broadcast(AUTO, template), self.item(np.zeros(3)))
+
+    def test_so_is_an_object_where_an_array_was_passed(self):
+        with pytest.raises(Disagrees):
+            self.receive(broadcast(AUTO, np.zeros(3)), self.item("object"))
+
+    @pytest.mark.parametrize(
+        "meta",
+        [
+            ["float32", [3]],
+            ["no such", [3], "numpy"],
+            ["int8", ["3"], "numpy"],
+            ["int8", [3]],
+            5,
+            ["float64", [2], "numpy"],
+        ],
+        ids=repr,
+    )
+    def test_a_garbled_description_is_a_protocol_error(self, meta):
+        with pytest.raises(ProtocolError):
+            self.receive(broadcast(AUTO, None), Item(pack_control(meta), memoryview(bytes(3))))

@@ -171,6 +171,38 @@ class TestCancel:
         assert ("cancel", op) in pump.calls
         assert work.cancelled()
 
+    async def test_a_task_that_is_cancelled_before_its_first_step_cancels_the_operation_too(
+        self, pump, started
+    ):
+        work, op = started
+        task = asyncio.create_task(work.wait())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ("cancel", op) in pump.calls
+        assert work.cancelled()
+
+    async def test_a_coroutine_that_is_closed_unused_cancels_nothing(self, pump, started):
+        work, op = started
+        work.wait().close()
+        begun = work.wait()
+        begun.send(None)
+        begun.close()
+        end(op, 7)
+        assert await work.wait() == 7
+        assert pump.calls == [("submit", op)]
+
+    async def test_another_error_thrown_into_it_is_raised_and_cancels_nothing(self, pump, started):
+        work, op = started
+        with pytest.raises(LookupError):
+            work.wait().throw(LookupError("x"))
+        begun = work.wait()
+        begun.send(None)
+        with pytest.raises(LookupError):
+            begun.throw(LookupError("x"))
+        assert pump.calls == [("submit", op)]
+        end(op)
+
     async def test_a_shield_keeps_it_running(self, pump, started):
         work, op = started
         shielded = asyncio.shield(work)

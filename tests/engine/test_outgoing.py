@@ -154,6 +154,13 @@ class TestSending:
         assert wires.write(0, 1)
         assert wires.ended[0] == [op]
 
+    def test_a_small_payload_within_the_grant_costs_no_credit(self):
+        wires = alone()
+        wires.feed(0, 1, wire.ready_frame(0, 0, 1 << 20))
+        wires.start(0, send(1, bytes(100)), send(1, bytes(100)))
+        assert [f.flags for f in wires.take(0, 1) if f.kind == wire.DATA] == [0, 0]
+        assert wires.box(0, 1).credit == 256 * KIB
+
     def test_a_snapshot_is_not_lent(self):
         wires = alone()
         memory = bytearray(b"a" * 100_000)

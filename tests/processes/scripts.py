@@ -45,8 +45,8 @@ class Ended(NamedTuple):
     """Its standard error."""
 
 
-def run_ranks(program, size, *, loop="asyncio", python=(), env=None):
-    """Run ``program`` (after `PROLOGUE`) as ``size`` ranks; one `Ended` per rank."""
+def run_ranks(program, size, *, loop="asyncio", python=(), env=None, limit=DEADLINE):
+    """Run ``program`` (after `PROLOGUE`) as ``size`` ranks for at most ``limit`` seconds; one `Ended` per rank."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2 * size))
         shared = {
@@ -76,7 +76,7 @@ def run_ranks(program, size, *, loop="asyncio", python=(), env=None):
             stack.callback(end, process)
             processes.append(process)
             outputs.append(streams)
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + limit
         for rank, process in enumerate(processes):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))

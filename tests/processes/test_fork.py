@@ -93,6 +93,7 @@ start(main())
         2,
         loop=loop,
         env={"GO": str(tmp_path / "go")},
+        limit=20.0,
     )
     assert [process.code for process in ended] == [0, 0], [process.errors for process in ended]
     assert [process.said[-1]["total"] for process in ended] == [2, 2]
@@ -109,7 +110,7 @@ async def main():
         if comm.rank == 1:
             await met
             if os.fork() == 0:
-                time.sleep(50)
+                time.sleep(20)
                 os._exit(0)
             say(last=True)
             os.kill(os.getpid(), signal.SIGKILL)
