@@ -206,3 +206,15 @@ def _end_all() -> None:
     for driver in list(_open):
         if not driver.loop.is_running():
             driver.abandon()
+
+
+def _forget_all() -> None:
+    """In a forked child: close its copies of the sockets, which would hide the parent's death from the peers."""
+    for driver in list(_open):
+        for sock in driver._sockets.values():
+            sock.close()
+        driver._sockets.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
