@@ -36,6 +36,10 @@ PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
 
 
+_SILENT: Final = "another call (it did not say which in time)"
+"""Value of a rank that disagrees and has not answered."""
+
+
 class FoldFailed(Exception):
     """A user's reduce function raised: `RemoteError` on every rank, the one that ran it included."""
 
@@ -188,6 +192,12 @@ class Aborts:
         values = {rank: a["fields"] for rank, a in inquest.answers.items() if "fields" in a}
         sites = {rank: str(a["site"]) for rank, a in inquest.answers.items() if a.get("site")}
         field, column = first_difference(values)
+        silent = [rank for rank in range(len(op.members)) if rank not in values]
+        if silent and len(set(map(repr, column.values()))) < 2:  # who differs has not said in what
+            field = "verb"
+            column = {rank: fields.get(field) for rank, fields in values.items()} | dict.fromkeys(
+                silent, _SILENT
+            )
         self.end(op, CollectiveMismatch(field, column, op.context(self._engine.now), sites=sites))
 
     def _open(self, op: Operation, reason: str, limit: float) -> None:
