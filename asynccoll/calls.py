@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from asynccoll.buffers import (
     share_memory,
 )
 from asynccoll.engine.aborts import Disagrees
-from asynccoll.engine.fingerprint import Fingerprint
+from asynccoll.engine.fingerprint import Digests, Fingerprint, digests
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import items, reductions
 from asynccoll.engine.transfers import Program
@@ -45,16 +46,23 @@ __all__ = [
 ]
 
 
+_MAX_PLANS: Final = 1024  # a program that never repeats a shape must not fill memory
+
+
 class Call(NamedTuple):
     """An operation ready to be submitted."""
 
     fingerprint: Fingerprint
     program: Program
     expected: Mapping[int, int] | None = None
+    """Group rank -> all bytes to come from it, where they always have a place."""
+    agreed: Digests | None = None
+    """Digests of the fingerprint, where they are at hand."""
 
 
-class Place(NamedTuple):
-    """Where a call is made."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a call is made: one communicator on one rank. Keeps the plans of the calls that a program repeats."""
 
     rank: int
     size: int
@@ -62,6 +70,8 @@ class Place(NamedTuple):
     """What ``algorithm="auto"`` stands for: "auto", or the choice of ``ASYNCCOLL_ALGORITHM``."""
     table: Mapping[str, Any] | None
     """Thresholds of the automatic choice, as rank 0 handed them out."""
+    plans: dict[tuple[Any, ...], _Plan] = field(default_factory=dict, init=False, repr=False)
+    """Reductions of arrays that were called before; at most `_MAX_PLANS`."""
 
 
 def _algorithm(place: Place, verb: str, requested: str) -> str:
@@ -160,27 +170,45 @@ def _into(out: Any, write_back: Callable[[], None] | None) -> Callable[[], Any]:
     return result
 
 
-class _Plan(NamedTuple):
+class _Plan:
     """What an array's reduction will be, decided before any memory is touched."""
 
-    fingerprint: Fingerprint
-    arithmetic: reduction.Arithmetic
-    algorithm: str
+    __slots__ = ("agreed", "algorithm", "arithmetic", "expected", "fingerprint")
+
+    def __init__(self, place: Place, op: str, array: Array, algorithm: str, name: str | None) -> None:
+        dtype = array.dtype
+        arithmetic = reduction.arithmetic(op, dtype)
+        self.arithmetic = arithmetic
+        self.algorithm = _chosen(place, algorithm, arithmetic, dtype.itemsize, array.nbytes)
+        self.fingerprint = Fingerprint(
+            "allreduce", "array", op, dtype.name, array.shape, None, name, algorithm
+        )
+        self.agreed = digests(self.fingerprint)
+        self.expected: Mapping[int, int] | None = None
+        if array.nbytes > EAGER_STREAM:
+            self.expected = reductions.sources(
+                ((self.algorithm, arithmetic, array.count),), place.rank, place.size
+            )
 
 
 def _plan(place: Place, op: str, array: Array, algorithm: str, name: str | None) -> _Plan:
-    dtype = array.dtype
-    arithmetic = reduction.arithmetic(op, dtype)
-    chosen = _chosen(place, algorithm, arithmetic, dtype.itemsize, array.nbytes)
-    fingerprint = Fingerprint("allreduce", "array", op, dtype.name, array.shape, None, name, algorithm)
-    return _Plan(fingerprint, arithmetic, chosen)
+    key = (op, array.dtype, array.shape, algorithm, name)
+    if type(algorithm) is not str or (name is not None and type(name) is not str):
+        return _Plan(place, op, array, algorithm, name)  # raises, or is too odd to be kept
+    plan = place.plans.get(key)
+    if plan is None:
+        plan = _Plan(place, op, array, algorithm, name)
+        if len(place.plans) >= _MAX_PLANS:
+            place.plans.clear()
+        place.plans[key] = plan
+    return plan
 
 
 def _reduce(place: Place, plan: _Plan, flat: Any, result: Callable[[], Any]) -> Call:
-    part = reductions.Part(flat, plan.arithmetic, plan.algorithm)
-    rank, size = place.rank, place.size
-    expected = reductions.sources((part,), rank, size) if flat.nbytes > EAGER_STREAM else None
-    return Call(plan.fingerprint, reductions.allreduce(part, rank, size, result), expected)
+    program = reductions.allreduce(
+        reductions.Part(flat, plan.arithmetic, plan.algorithm), place.rank, place.size, result
+    )
+    return Call(plan.fingerprint, program, plan.expected, plan.agreed)
 
 
 def _fold(place: Place, value: Any, op: Any, op_name: str | None, algorithm: str, name: str | None) -> Call:
@@ -235,8 +263,9 @@ def allreduce_tree(place: Place, tree: Any, op: Any, algorithm: str, name: str |
         "allreduce_tree", "array", op_name, name=name, algorithm=algorithm, structure=structure
     )
     rank, size = place.rank, place.size
-    large = sum(part.storage.nbytes for part in parts) > EAGER_STREAM
-    expected = reductions.sources(parts, rank, size) if large else None
+    expected = None
+    if sum(part.storage.nbytes for part in parts) > EAGER_STREAM:
+        expected = reductions.sources((part.share for part in parts), rank, size)
     return Call(fingerprint, reductions.allreduce_parts(parts, rank, size, result), expected)
 
 
@@ -314,8 +343,11 @@ class _Received:
 
 def _parse(description: Any) -> tuple[DType, tuple[int, ...], str]:
     try:
-        dtype_name, shape, container = description
-        return DTYPES[dtype_name], tuple(map(operator.index, shape)), str(container)
+        dtype_name, lengths, container = description
+        shape = tuple(map(operator.index, lengths))
+        if shape and min(shape) < 0:
+            raise ValueError
+        return DTYPES[dtype_name], shape, str(container)
     except (TypeError, ValueError, KeyError):
         raise ProtocolError(f"malformed description of an array: {description!r}") from None
 

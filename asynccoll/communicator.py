@@ -55,18 +55,6 @@ class Options(NamedTuple):
     node_rank: int = 0
 
 
-class _Prepared(NamedTuple):
-    """A call whose arguments have been checked and whose value has been taken."""
-
-    call: calls.Call
-    limit: float | None
-    """Time limit in seconds."""
-    site: tuple[CodeType, int] | None
-    """Where the call was made."""
-    error: Exception | None = None
-    """Why it fails: an argument is wrong."""
-
-
 class Communicator:
     """All ranks of a mesh, seen from one of them. Open it with `asynccoll.init` or `asynccoll.connect`.
 
@@ -181,6 +169,7 @@ class Communicator:
             lambda: calls.allreduce(self._place, value, op, out, algorithm, name),
             timeout,
             key,
+            name,
         )
 
     allreduce_async = allreduce
@@ -208,6 +197,7 @@ class Communicator:
             lambda: calls.allreduce_in_place(self._place, array, op, algorithm, name),
             timeout,
             key,
+            name,
         )
 
     def allreduce_tree(
@@ -231,6 +221,7 @@ class Communicator:
             lambda: calls.allreduce_tree(self._place, tree, op, algorithm, name),
             timeout,
             key,
+            name,
         )
 
     def broadcast(
@@ -254,6 +245,7 @@ class Communicator:
             lambda: calls.broadcast(self._place, value, root, out, algorithm, name),
             timeout,
             key,
+            name,
         )
 
     def allgather(
@@ -275,6 +267,7 @@ class Communicator:
             lambda: calls.allgather(self._place, value, out, algorithm, name),
             timeout,
             key,
+            name,
         )
 
     def barrier(
@@ -285,7 +278,7 @@ class Communicator:
         name: str | None = None,
     ) -> Work[None]:
         """Wait until every rank has called it."""
-        return self._call("barrier", lambda: calls.barrier(self._place, name), timeout, key)
+        return self._call("barrier", lambda: calls.barrier(self._place, name), timeout, key, name)
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when this rank begins to close."""
@@ -321,10 +314,11 @@ class Communicator:
         prepare: Callable[[], calls.Call],
         timeout: float | timedelta | None,
         key: str | None,
+        name: str | None,
     ) -> Work[Any]:
         """Number the call, whatever becomes of it: else the next call would match the peers' present one."""
         self._usable()
-        return self._start(self._prepared(verb, prepare, timeout, key))
+        return self._start(self._prepared(verb, prepare, timeout, key, name))
 
     def _prepared(
         self,
@@ -332,48 +326,44 @@ class Communicator:
         prepare: Callable[[], calls.Call],
         timeout: float | timedelta | None,
         key: str | None,
-    ) -> _Prepared:
-        """Check the arguments and take the snapshot of the value. Touches no engine."""
+        name: str | None,
+    ) -> Operation:
+        """Check the arguments and take the snapshot of the value. Touches no engine.
+
+        The operation is ``refused`` where an argument is wrong: it takes its number and fails.
+        """
         try:
             limit = seconds(timeout, "timeout", self._options.timeout)
             if key is not None:
                 raise ValueError(
                     "key= is reserved for keyed operations, which this version does not have; leave it out"
                 )
-            call = prepare()
-            _check_name(call.fingerprint.name)
-            return _Prepared(call, limit, _call_site())
+            _check_name(name)
+            fingerprint, program, expected, agreed = prepare()
+            return Operation(
+                fingerprint,
+                digests(fingerprint) if agreed is None else agreed,
+                program,
+                expected=expected,
+                timeout=limit,
+                site=_call_site(),
+            )
         except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
-            return self._refused(verb, error)
+            return _refused(verb, error)
         except BaseException as error:
             # Ctrl-C while the value was being taken: the call has its place in the order all the same.
-            self._start(
-                self._refused(verb, RuntimeError(f"interrupted by {type(error).__name__}"))
-            ).exception()
+            self._skip(_refused(verb, RuntimeError(f"interrupted by {type(error).__name__}")))
             raise
 
-    @staticmethod
-    def _refused(verb: str, error: Exception) -> _Prepared:
-        return _Prepared(calls.Call(Fingerprint(verb), nothing()), None, None, error)
+    def _skip(self, op: Operation) -> None:
+        """Give a refused operation its number, though nobody waits for it here."""
+        self._start(op).exception()
 
-    def _start(self, prepared: _Prepared) -> Work[Any]:
+    def _start(self, op: Operation) -> Work[Any]:
         self._open()  # the value was pickled meanwhile, which may run any code
-        work: Work[Any] = Work(self._pump)
-        fingerprint, program, expected = prepared.call
-        op = Operation(
-            fingerprint,
-            digests(fingerprint),
-            program,
-            expected=expected,
-            timeout=prepared.limit,
-            site=prepared.site,
-            on_end=work.ended,
-        )
+        work: Work[Any] = Work(loop=self._loop)
         self._started += 1
-        if prepared.error is None:
-            work.start(op)
-        else:
-            work.refuse(op, prepared.error)
+        work.start(self._pump, op)
         return work
 
     def _open(self) -> None:
@@ -403,6 +393,13 @@ class Communicator:
                 f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
                 "Call from the loop that opened it, or use asynccoll.sync"
             )
+
+
+def _refused(verb: str, error: Exception) -> Operation:
+    fingerprint = Fingerprint(verb)
+    op = Operation(fingerprint, digests(fingerprint), nothing())
+    op.refused = error
+    return op
 
 
 def _check_name(name: str | None) -> None:

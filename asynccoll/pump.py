@@ -46,7 +46,7 @@ class Pump(ABC):
             self.engine.submit(op, self.loop.time())
         finally:
             self.busy = False
-        self.flush()
+            self.flush()
 
     def refuse(self, op: Operation, error: Exception) -> None:
         """Number ``op`` and end it with ``error`` here, as `RemoteError` elsewhere."""
@@ -55,7 +55,7 @@ class Pump(ABC):
             self.engine.refuse(op, error, self.loop.time())
         finally:
             self.busy = False
-        self.flush()
+            self.flush()
 
     def cancel(self, op: Operation) -> None:
         """End ``op`` everywhere. Its memory is free when this returns."""
@@ -64,7 +64,7 @@ class Pump(ABC):
             self.engine.cancel(op, self.loop.time())
         finally:
             self.busy = False
-        self.flush()
+            self.flush()
 
     def _enter(self) -> None:
         if self.busy:
@@ -95,17 +95,21 @@ class Pump(ABC):
     def flush(self) -> None:
         """Write what has become due, then tell what has ended. Called after every call into the engine."""
         engine = self.engine
-        while dirty := engine.take_dirty():
-            for peer in dirty:
+        dirty = engine.dirty
+        while dirty:
+            peers = tuple(dirty)
+            dirty.clear()
+            for peer in peers:
                 self.write(peer)
-        for event in engine.events():
-            if isinstance(event, PeerBroken):
-                self.drop(event.peer)
-            else:
-                if event.error is not None:
-                    self._tell(event.error)
-                event.on_end(event)
-        deadline = engine.next_deadline()
+        if engine.events:
+            for event in engine.take_events():
+                if isinstance(event, PeerBroken):
+                    self.drop(event.peer)
+                else:
+                    if event.error is not None:
+                        self._tell(event.error)
+                    event.on_end(event)
+        deadline = engine.next_deadline
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)
 

@@ -152,7 +152,7 @@ class Arithmetic:
         """The partial plane of a final plane: the same memory as `partial`, or new, unset if `separate`."""
         if self.separate:
             return np.empty(storage_flat.size, self.partial)
-        return storage_flat.view(self.partial)
+        return storage_flat if self.partial is self.storage else storage_flat.view(self.partial)
 
     def load(self, storage_flat: Flat, partial_flat: Flat) -> None:
         """Fill the partial plane from the caller's values. Where it is the same memory, in place."""
@@ -175,10 +175,11 @@ class Arithmetic:
 class _Floating(Arithmetic):
     """sum, avg and prod of float32, float64 and complex: the values themselves; NaN canonical at the end."""
 
-    __slots__ = ("_bits", "_nan", "_real")
+    __slots__ = ("_bits", "_nan", "_plain", "_real")
 
     def __init__(self, op: str, dtype: DType) -> None:
         super().__init__(op, dtype)
+        self._plain = op != "avg"  # complete values are the results, unless there is a NaN
         real = DTYPES[f"float{4 * dtype.itemsize}"] if dtype.kind == "c" else dtype
         self._real = real.storage  # of the parts of an element
         self._bits = np.dtype(f"u{real.itemsize}")
@@ -191,6 +192,10 @@ class _Floating(Arithmetic):
         _quietly(self._ufunc, mine, incoming, mine)
 
     def finish(self, partial_flat: Flat, storage_flat: Flat, size: int) -> None:
+        if self._plain and storage_flat.size <= _FEW:
+            total = sum(storage_flat.tolist())
+            if total == total:
+                return
         _quietly(self._finish, partial_flat, storage_flat, size)
 
     def _finish(self, partial_flat: Flat, storage_flat: Flat, size: int) -> None:
@@ -214,6 +219,7 @@ class _Widened(_Floating):
 
     def __init__(self, op: str, dtype: DType) -> None:
         super().__init__(op, dtype)
+        self._plain = False
         self.partial = np.dtype(np.float32)
         self.separate = True
 

@@ -20,7 +20,8 @@ from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 from asynccoll import world
 from asynccoll.background import LoopThread
 from asynccoll.communicator import Communicator
-from asynccoll.errors import AlreadyInitialized, NotInitialized
+from asynccoll.engine.group import MAX_PENDING
+from asynccoll.errors import AlreadyInitialized, NotInitialized, RemoteError
 from asynccoll.launch import launch
 from asynccoll.objects import describe_error
 from asynccoll.work import Work
@@ -70,7 +71,7 @@ class Pending(concurrent.futures.Future[T]):
         """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""
         try:
             work = self._work = start()
-        except Exception as error:  # noqa: BLE001 (raised from the future)
+        except BaseException as error:  # noqa: BLE001 (raised from the future: sys.exit() in a reduce function, too)
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 self.set_exception(error)
             return
@@ -86,7 +87,7 @@ class Pending(concurrent.futures.Future[T]):
             if work.cancelled():
                 self._mark_cancelled()
             elif (error := work.exception()) is not None:
-                self.set_exception(error)
+                self.set_exception(_for_the_caller(error))
             else:
                 self.set_result(work.result())
 
@@ -121,19 +122,41 @@ class Pending(concurrent.futures.Future[T]):
             self._work.cancel()
 
 
+def _for_the_caller(error: BaseException) -> BaseException:
+    """What the caller gets for the ``error`` of a work.
+
+    Where this rank's own reduce function has called `sys.exit`, that: it is meant for the process, not for the loop's thread.
+    """
+    if isinstance(error, RemoteError) and error.origin == error.rank:
+        original = error.original
+        if isinstance(original, SystemExit | KeyboardInterrupt):
+            return original
+    return error
+
+
 class _Threaded(Communicator):
     """A communicator whose calls come from any thread: prepared there, started in the loop's thread."""
 
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
         self.__dict__.update(communicator.__dict__)
         self._thread = thread
+        self._under_way = 0
+        """Calls whose end nobody has seen yet; the engine counts only those that the loop's thread has started."""
+        self._counting = threading.Lock()
 
     def _call(self, *call: Any) -> Any:
         self._usable()
         prepared = self._prepared(*call)
         pending: Pending[Any] = Pending(self._thread)
+        with self._counting:
+            self._under_way += 1
+        pending.add_done_callback(self._one_less)
         self._thread.soon(lambda: pending.begin(lambda: self._start(prepared)))
         return pending
+
+    def _one_less(self, _: object) -> None:
+        with self._counting:
+            self._under_way -= 1
 
     def _skip(self, refused: Any) -> None:
         self._thread.soon(lambda: self._start(refused).exception())
@@ -147,6 +170,10 @@ class _Threaded(Communicator):
         if self._pump.closed or not self._thread.alive:
             raise NotInitialized(
                 f"communicator {self._name!r} is closed; open a new one with asynccoll.sync.init()"
+            )
+        if self._under_way >= MAX_PENDING:
+            raise RuntimeError(
+                f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; wait for some first"
             )
         if self._thread.inside():
             raise RuntimeError(

@@ -22,21 +22,24 @@ class Work(asyncio.Future[T]):
     future. The operation runs from the call on, awaited or not, and finishes even if the work is not kept.
     """
 
-    def __init__(self, pump: Pump) -> None:
-        super().__init__(loop=pump.loop)
+    _pump: Pump
+    _op: Operation | None = None
+    """The operation while it is under way. Dropped at its end, so that its memory does not wait for the cycle collector."""
+
+    def start(self, pump: Pump, op: Operation) -> None:
+        """Submit ``op``, whose end this work tells. Called once."""
         self._pump = pump
-        self._op: Operation | None = None
-        """The operation while it is under way. Dropped at its end, so that its memory does not wait for the cycle collector."""
-
-    def start(self, op: Operation) -> None:
-        """Submit ``op``, whose end this work tells. Called once, by the communicator."""
         self._op = op
-        self._pump.submit(op)
-
-    def refuse(self, op: Operation, error: Exception) -> None:
-        """Submit ``op`` as one that failed before it began. Called once, by the communicator."""
-        self._op = op
-        self._pump.refuse(op, error)
+        op.on_end = self.ended
+        try:
+            if op.refused is None:
+                pump.submit(op)
+            else:
+                pump.refuse(op, op.refused)
+        except BaseException:
+            if self.done():
+                self.exception()  # what ended it is raised here, or by the caller's own reduce function
+            raise
 
     def ended(self, op: Operation) -> None:
         """The pump's call when the operation has ended."""

@@ -27,7 +27,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,8 +36,9 @@ import numpy as np
 
 import asynccoll
 from asynccoll import Communicator, calls, communicator
+from asynccoll.calls import Place
 from asynccoll.engine.engine import Engine
-from asynccoll.engine.fingerprint import Digests, Fingerprint, digests
+from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.group import Group
 from asynccoll.engine.operation import Operation
 from asynccoll.launch import launch
@@ -50,12 +51,18 @@ __all__ = ["MODES", "main", "run_rank", "switched"]
 MODES = ("on", "no-digests", "no-start")
 
 
-def _same_fingerprint(*_: object, **__: object) -> Fingerprint:
-    return _FINGERPRINT
+def _same_plan() -> Callable[..., Any]:
+    """In place of the look-up by what was called: the plan of the first call, for all calls."""
+    plans: list[Any] = []
 
+    def plan(place: Place, *call: Any) -> Any:
+        if not plans:
+            plans.append(calls._Plan(place, *call))
+            plans[0].fingerprint = Fingerprint("allreduce")
+            plans[0].agreed = digests(plans[0].fingerprint)
+        return plans[0]
 
-def _same_digests(_: Fingerprint) -> Digests:
-    return _DIGESTS
+    return plan
 
 
 def _no_site() -> None:
@@ -71,17 +78,12 @@ def _unannounced(engine: Engine, op: Operation, comm: int, now: float) -> Group:
     return group
 
 
-_FINGERPRINT = Fingerprint("allreduce")
-_DIGESTS = digests(_FINGERPRINT)
-
-
 @contextlib.contextmanager
 def switched(mode: str) -> Iterator[None]:
     """Call in ``mode``. Every rank does so from the same call on, up to the same call."""
     with contextlib.ExitStack() as stack:
         if mode != "on":
-            stack.enter_context(mock.patch.object(calls, "Fingerprint", _same_fingerprint))
-            stack.enter_context(mock.patch.object(communicator, "digests", _same_digests))
+            stack.enter_context(mock.patch.object(calls, "_plan", _same_plan()))
             stack.enter_context(mock.patch.object(communicator, "_call_site", _no_site))
         if mode == "no-start":
             stack.enter_context(mock.patch.object(Engine, "_number", _unannounced))

@@ -11,6 +11,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("conformance")
+    group.addoption(
+        "--world-size", type=int, metavar="W", help="open every world of the conformance suite with W ranks"
+    )
+    group.addoption("--worlds", metavar="NAMES", help="of sim, asyncio and uvloop those named, with commas")
+
+
 @pytest.hookimpl
 def pytest_asyncio_loop_factories(config, item):
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -3,6 +3,8 @@
 Wrong arguments and values are the business of the conformance suite.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from asynccoll import calls
 from asynccoll.algorithms import registry
 from asynccoll.calls import Place
 from asynccoll.engine.aborts import Disagrees
+from asynccoll.engine.fingerprint import digests
 from asynccoll.engine.programs import reductions
 from asynccoll.engine.programs.items import Item
 from asynccoll.engine.transfers import SendBytes
@@ -88,7 +91,7 @@ class TestWhatIsCompared:
 
     @pytest.mark.parametrize("rank", range(4))
     def test_broadcast_by_the_root_and_by_what_is_known_of_the_value(self, rank):
-        place = AUTO._replace(rank=rank)
+        place = replace(AUTO, rank=rank)
         common = {"verb": "broadcast", "root": 2, "algorithm": "auto", "loose_path": True}
         array = {"path": "array", "dtype": "int8", "shape": (5,)}
         given = np.zeros(5, "i1")
@@ -120,25 +123,58 @@ class TestWhatIsCompared:
         assert fields(calls.barrier(AUTO, "b")) == {"verb": "barrier", "name": "b"}
 
     def test_the_default_of_the_environment_is_not_what_was_requested(self):
-        place = AUTO._replace(algorithm="ring")
+        place = replace(AUTO, algorithm="ring")
         assert allreduce(place, np.zeros(3)).fingerprint.algorithm == "auto"
+
+
+class TestPlans:
+    def test_a_repeated_call_is_described_and_digested_once(self):
+        place = replace(AUTO)
+        one, two = allreduce(place, np.zeros(3, "f4")), allreduce(place, np.ones(3, "f4"))
+        assert one.fingerprint is two.fingerprint
+        assert one.agreed is two.agreed
+        assert one.agreed == digests(one.fingerprint)
+
+    def test_any_difference_makes_another(self):
+        place, value = replace(AUTO), np.zeros((2, 3), "f4")
+        made = [
+            allreduce(place, value),
+            allreduce(place, value, "max"),
+            allreduce(place, value.astype("f8")),
+            allreduce(place, value.T),
+            allreduce(place, value, algorithm="ring"),
+            calls.allreduce(place, value, "sum", None, "auto", "loss"),
+        ]
+        assert len({call.agreed for call in made}) == len(place.plans) == len(made)
+
+    def test_a_program_that_never_repeats_a_shape_does_not_fill_memory(self, monkeypatch):
+        monkeypatch.setattr(calls, "_MAX_PLANS", 10)
+        place = replace(AUTO)
+        for count in range(35):
+            assert allreduce(place, np.zeros(count)).fingerprint.shape == (count,)
+        assert len(place.plans) <= 10
+
+    @pytest.mark.parametrize("odd", [[], {}, 7])
+    def test_what_cannot_be_kept_is_refused_as_ever(self, odd):
+        with pytest.raises(ValueError, match="algorithm="):
+            allreduce(AUTO, np.zeros(3), algorithm=odd)
 
 
 class TestAlgorithm:
     def test_auto_is_the_tables_choice(self, chosen):
         table = {"allreduce": [[None, 100, "tree"], [None, None, "ring"]]}
         for count in (10, 1000):
-            allreduce(AUTO._replace(table=table), np.zeros(count, "u1"))
+            allreduce(replace(AUTO, table=table), np.zeros(count, "u1"))
         assert chosen == ["tree", "ring"]
 
     @pytest.mark.parametrize("name", ["ring", "tree", "doubling"])
     def test_the_calls_own_wish_comes_first_then_the_environments(self, chosen, name):
-        allreduce(AUTO._replace(algorithm="tree"), np.zeros(10), algorithm=name)
-        allreduce(AUTO._replace(algorithm=name), np.zeros(10))
+        allreduce(replace(AUTO, algorithm="tree"), np.zeros(10), algorithm=name)
+        allreduce(replace(AUTO, algorithm=name), np.zeros(10))
         assert chosen == [name, name]
 
     def test_the_environments_counts_only_where_the_verb_has_it(self):
-        place = AUTO._replace(algorithm="doubling")
+        place = replace(AUTO, algorithm="doubling")
         assert "doubling" not in registry.names("broadcast")
         broadcast(place, np.zeros(3))
 
@@ -150,7 +186,7 @@ class TestAlgorithm:
     def test_each_dtype_of_a_tree_chooses_for_itself(self, chosen):
         table = {"allreduce": [[None, 1000, "tree"], [None, None, "ring"]]}
         tree = {"a": np.zeros(10, "f4"), "b": np.zeros(1000, "f8"), "c": np.zeros(10, "f4")}
-        calls.allreduce_tree(AUTO._replace(table=table), tree, "sum", "auto", None)
+        calls.allreduce_tree(replace(AUTO, table=table), tree, "sum", "auto", None)
         assert chosen == ["tree", "ring"]
 
     def test_a_name_that_does_not_exist_is_answered_with_those_that_do(self):
@@ -163,7 +199,7 @@ class TestAlgorithm:
 
     @pytest.mark.parametrize(("wish", "expected"), [("auto", "doubling"), ("ring", "ring")])
     def test_allgather_chooses_when_it_knows_the_largest(self, wish, expected):
-        place = AUTO._replace(table={"allgather": [[None, 100, "doubling"], [None, None, "ring"]]})
+        place = replace(AUTO, table={"allgather": [[None, 100, "doubling"], [None, None, "ring"]]})
         choose = calls.allgather(place, np.zeros(3), None, wish, None).program.gi_frame.f_locals["choose"]
         assert choose(100) == expected
         assert choose(101) == "ring"
@@ -177,7 +213,7 @@ class TestExpected:
         assert expected == {0: 2 * 3 * (large.nbytes // 4)}
 
     def test_in_a_tree_several_ranks_send(self):
-        place = AUTO._replace(rank=0)
+        place = replace(AUTO, rank=0)
         assert allreduce(place, np.zeros(1 << 20), algorithm="tree").expected is None
 
     def test_the_parts_of_a_tree_of_values_count_together(self):
@@ -228,7 +264,7 @@ class TestMemory:
 
     def test_a_program_does_nothing_before_it_runs(self):
         folded = []
-        call = allreduce(AUTO._replace(rank=0, size=1), 5, lambda a, b: folded.append(a))
+        call = allreduce(replace(AUTO, rank=0, size=1), 5, lambda a, b: folded.append(a))
         assert folded == []
         call.program.close()
 
@@ -243,7 +279,7 @@ class TestReceived:
         return codec.value(0)
 
     def item(self, value):
-        return broadcast(AUTO._replace(rank=0), value).program.gi_frame.f_locals["item"]
+        return broadcast(replace(AUTO, rank=0), value).program.gi_frame.f_locals["item"]
 
     def test_without_a_template_an_array_is_what_the_root_passed(self):
         value = self.receive(broadcast(AUTO, None), self.item(np.arange(6, dtype="i2").reshape(2, 3)))
@@ -258,7 +294,7 @@ class TestReceived:
     @pytest.mark.parametrize("rank", [0, 1])
     def test_ones_own_value_goes_into_its_own_place_of_out(self, rank):
         outs = [np.zeros(3) for _ in range(4)]
-        call = calls.allgather(AUTO._replace(rank=rank), np.arange(3.0), outs, "auto", None)
+        call = calls.allgather(replace(AUTO, rank=rank), np.arange(3.0), outs, "auto", None)
         codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
         codec.keep(item)
         assert codec.value(rank) is outs[rank]
@@ -296,6 +332,9 @@ class TestReceived:
             ["int8", [3]],
             5,
             ["float64", [2], "numpy"],
+            ["int8", [-3], "numpy"],
+            ["int8", [-1, -3], "numpy"],  # their product fits the payload
+            ["int8", [-3, 1, -1], "numpy"],
         ],
         ids=repr,
     )

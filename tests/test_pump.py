@@ -94,7 +94,7 @@ def operation(driver, *transfers, timeout=None, program=None):
 
 def record():
     strict, value, tag = digests(CALL)
-    return wire.start_frame(0, 0, 0, tag, wire.Record(strict, value, wire.NO_DEADLINE, 2), 2)
+    return wire.start_frame(0, 0, 0, tag, (strict, value, wire.NO_DEADLINE, 2), 2)
 
 
 class TestFlush:

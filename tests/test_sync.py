@@ -75,6 +75,25 @@ def default():
     ac.shutdown()
 
 
+@contextlib.contextmanager
+def held(comm):
+    """The loop of ``comm`` stands still inside."""
+    stands, free = threading.Event(), threading.Event()
+    comm._thread.soon(lambda: stands.set() or free.wait(TIMEOUT))
+    assert stands.wait(TIMEOUT)
+    try:
+        yield
+    finally:
+        free.set()
+
+
+def settle(*comms):
+    """Until the loops, one after the other, have done what they were asked for and read what is there."""
+    for comm in comms:
+        for _ in range(3):
+            comm._thread.run(asyncio.sleep(0)).result(TIMEOUT)
+
+
 class TestVerbs:
     def test_each_blocks_until_it_has_its_result(self, pair):
         zero, one = pair
@@ -180,6 +199,100 @@ class TestThreads:
         # Nothing was numbered: the next calls match.
         assert [future.result(TIMEOUT) for future in [comm.barrier_async() for comm in pair]] == [None, None]
 
+    @pytest.mark.parametrize("leave", [SystemExit(3), KeyboardInterrupt()], ids=["sys.exit", "Ctrl-C"])
+    @pytest.mark.parametrize("runs", ["at the call", "when the peer's frame comes"])
+    def test_a_reduce_function_that_wants_to_end_the_process_is_heard_by_its_caller_and_its_peers(
+        self, pair, leave, runs
+    ):
+        """The process is not the thread's to end. No frame that came with that one is lost or counts twice."""
+
+        def fails(a, b):
+            raise leave
+
+        def start(comm, number):
+            if number == 2:
+                return comm.allreduce_async(number, fails)
+            return comm.allreduce_async((number, comm.rank))
+
+        zero, one = pair
+        if runs == "at the call":
+            second = [start(one, number) for number in range(5)]
+            settle(one, zero)
+            first = [start(zero, number) for number in range(5)]
+        else:
+            first = [start(zero, number) for number in range(5)]
+            settle(zero)
+            with held(zero):  # so that it reads in one piece what rank 1 sends
+                second = [start(one, number) for number in range(5)]
+                settle(one)
+        works = [first, second]
+        ends = [mine.pop(2).exception(TIMEOUT) for mine in works]
+        assert type(ends[0]) is type(leave)
+        assert ends[0].args == leave.args
+        assert type(ends[1]) is RemoteError
+        assert (ends[1].origin, ends[1].rank, type(ends[1].original)) == (0, 1, type(leave))
+        for mine in works:
+            right = [(number, 0, number, 1) for number in (0, 1, 3, 4)]
+            assert [future.result(TIMEOUT) for future in mine] == right
+        for future in [comm.allreduce_async(comm.rank) for comm in pair]:
+            assert future.result(TIMEOUT) == 1
+
+    def test_ctrl_c_while_a_value_is_taken_takes_the_operations_number(self, pair):
+        class Interrupted:
+            def __reduce__(self):
+                raise KeyboardInterrupt
+
+        for verb in ("allreduce", "allreduce_async", "allgather", "broadcast_async"):
+            with pytest.raises(KeyboardInterrupt):
+                getattr(pair[0], verb)(Interrupted())
+            error = getattr(pair[1], verb.removesuffix("_async") + "_async")(1).exception(TIMEOUT)
+            assert type(error) is RemoteError
+            assert error.origin == 0
+            assert "interrupted by KeyboardInterrupt" in str(error)
+            after = [comm.allgather_async(comm.rank) for comm in pair]
+            assert [future.result(TIMEOUT) for future in after] == [[0, 1]] * 2
+
+    def test_ctrl_c_while_a_value_is_taken_is_told_from_the_loops_thread(self, pair, monkeypatch):
+        """Nothing but the loop's thread may touch the engine and the sockets."""
+        pump, threads = pair[0]._threaded._pump, []
+        refuse = pump.refuse
+
+        def seen(*args):
+            threads.append(threading.current_thread().name)
+            return refuse(*args)
+
+        monkeypatch.setattr(pump, "refuse", seen)
+
+        class Interrupted:
+            def __reduce__(self):
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            pair[0].allreduce(Interrupted())
+        assert isinstance(pair[1].allreduce_async(1).exception(TIMEOUT), RemoteError)
+        assert threads == ["asynccoll"]
+
+    def test_so_many_operations_may_be_under_way_and_one_more_takes_no_number(self, pair, monkeypatch):
+        monkeypatch.setattr("asynccoll.sync.MAX_PENDING", 5)
+        zero, one = pair
+        with held(zero):  # those that the loop has not begun count as well
+            ahead = [zero.allgather_async(number) for number in range(5)]
+            for call in (zero.barrier, zero.barrier_async, lambda: zero.allgather_async(5)):
+                with pytest.raises(RuntimeError, match="5 operations of communicator 'world' are under way"):
+                    call()
+        for number in range(3):
+            assert one.allgather_async(number).result(TIMEOUT) == [number, number]
+        assert ahead[2].result(TIMEOUT) == [2, 2]
+        assert ahead[4].cancel()  # makes room as well
+        ahead += [zero.allgather_async(number) for number in range(5, 9)]
+        with pytest.raises(RuntimeError, match="wait for some first"):
+            zero.barrier()
+        assert one.allgather_async(3).result(TIMEOUT) == [3, 3]
+        assert isinstance(one.allgather_async(4).exception(TIMEOUT), CollectiveCancelled)
+        for number in range(5, 9):
+            assert one.allgather_async(number).result(TIMEOUT) == [number, number]
+            assert ahead[number].result(TIMEOUT) == [number, number]
+
     def test_a_value_that_calls_while_it_is_pickled_takes_its_place_before(self, alone):
         class Calls:
             def __reduce__(self):
@@ -220,6 +333,20 @@ class TestCancel:
         done, waiting = concurrent.futures.wait([mine], timeout=TIMEOUT)
         assert (done, waiting) == ({mine}, set())
         assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
+
+    def test_those_who_take_futures_as_they_complete_get_it_like_the_others(self, pair):
+        mine, later = pair[0].barrier_async(), pair[0].barrier_async()
+        order = concurrent.futures.as_completed([mine, later], timeout=TIMEOUT)
+        canceller = threading.Thread(target=mine.cancel)  # maybe before the wait begins, maybe during it
+        canceller.start()
+        assert next(order) is mine
+        assert (mine.done(), mine.cancelled(), mine.running()) == (True, True, False)
+        canceller.join(TIMEOUT)  # those who wait are told before the other rank is
+        others = [pair[1].barrier_async() for _ in range(2)]
+        assert next(order) is later
+        assert later.result(0) is None
+        assert isinstance(others[0].exception(TIMEOUT), CollectiveCancelled)
+        assert others[1].result(TIMEOUT) is None
 
     def test_a_callback_of_a_future_may_cancel_another(self, pair):
         second = [None]
@@ -377,6 +504,29 @@ class TestClosing:
         assert "would wait for itself" in caught.result(TIMEOUT)
         assert alone.allreduce(5) == 5
 
+    @pytest.mark.parametrize("close", ["close", "shutdown", "exit"])
+    def test_from_a_done_callback_of_an_operation_it_is_refused_as_well(self, default, close):
+        comm, caught = ac.get_communicator(), concurrent.futures.Future()
+
+        def leave():
+            with comm:
+                pass
+
+        def attempt(pending):
+            try:
+                {"close": comm.close, "shutdown": ac.shutdown, "exit": leave}[close]()
+            except RuntimeError as error:
+                caught.set_result(str(error))
+            else:
+                caught.set_result("it was not refused")
+
+        with held(comm):  # else it might be done before it has its callback, which ran here then
+            comm.barrier_async().add_done_callback(attempt)
+        text = caught.result(TIMEOUT)
+        assert "from a callback of an operation would wait for itself; call it from another thread" in text
+        assert not comm.closed
+        assert ac.allreduce(5) == 5
+
     def test_a_call_that_meets_a_close_ends_too(self, pair):
         # The value is pickled in the caller's thread; meanwhile another one begins to close.
         zero, one = pair
@@ -465,8 +615,11 @@ class TestInterrupt:
             "main = threading.get_ident()\n"
             "def names():\n"
             "    return [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]\n"
+            "def waits():\n"
+            "    found = names()  # once: else it may be two waits, one of the thread's start and one of the future\n"
+            "    return found[0] == 'wait' and 'result' in found\n"
             "def tell():\n"
-            "    while names()[0] != 'wait' or 'result' not in names():  # of the future\n"
+            "    while not waits():\n"
             "        time.sleep(0.001)\n"
             "    print('waiting', flush=True)\n"
             "threading.Thread(target=tell).start()\n"

@@ -47,14 +47,14 @@ def operation(work, *transfers):
     def body():
         yield from transfers
 
-    return Operation(CALL, digests(CALL), body(), on_end=work.ended)
+    return Operation(CALL, digests(CALL), body())
 
 
 @pytest.fixture
 def started(pump):
-    work = Work(pump)
+    work = Work(loop=pump.loop)
     op = operation(work)
-    work.start(op)
+    work.start(pump, op)
     return work, op
 
 
@@ -89,9 +89,10 @@ class TestEnds:
         assert caught.value is error
 
     async def test_a_refused_call_is_handed_on_with_its_error(self, pump):
-        work = Work(pump)
+        work = Work(loop=pump.loop)
         op, error = operation(work), TypeError("out= must be an array")
-        work.refuse(op, error)
+        op.refused = error
+        work.start(pump, op)
         assert pump.calls == [("refuse", op, error)]
         end(op, error=error)
         with pytest.raises(TypeError):
@@ -124,9 +125,9 @@ class TestEnds:
     async def test_the_operation_and_its_memory_are_dropped_at_the_end(self, pump):
         memory = np.zeros(10, np.uint8)
         gone = weakref.ref(memory)
-        work = Work(pump)
+        work = Work(loop=pump.loop)
         op = operation(work, RecvBytes(1, memoryview(memory)))
-        work.start(op)
+        work.start(pump, op)
         end(op)
         pump.calls.clear()
         del op, memory
@@ -233,9 +234,9 @@ class TestNobodyAwaits:
     async def complaints(self, pump, error):
         told = []
         pump.loop.set_exception_handler(lambda loop, context: told.append(context["message"]))
-        work = Work(pump)
+        work = Work(loop=pump.loop)
         op = operation(work)
-        work.start(op)
+        work.start(pump, op)
         end(op, error=error)
         pump.calls.clear()
         del work, op

@@ -20,9 +20,15 @@ Table: TypeAlias = Mapping[str, Sequence[Sequence[Any]]]
 """Verb -> rows ``(size limit or None, byte limit or None, algorithm)``."""
 
 DEFAULT: Final[Table] = {
-    # First values, from a prototype on two cores over loopback; a benchmark may replace them by the crossings it
-    # finds. Above size 2 doubling moves more bytes than the ring, so it gives way earlier.
-    "allreduce": ((2, 1 << 16, "doubling"), (None, 1 << 14, "doubling"), (None, None, "ring")),
+    # Measured on two cores over loopback, W = 2, 3, 4 (`benchmarks/`). Doubling has the shortest way and most messages; the
+    # tree the fewest messages, but all bytes over its root, which beyond 4 ranks tells earlier; the ring the fewest bytes
+    # per rank.
+    "allreduce": (
+        (None, 1 << 12, "doubling"),
+        (4, 1 << 19, "tree"),
+        (None, 1 << 17, "tree"),
+        (None, None, "ring"),
+    ),
     # Bytes of the largest block. Both move the same bytes; doubling in fewer steps, ring over two links only.
     # Not measured yet: where a snapshot slab of doubling ends.
     "allgather": ((None, 1 << 16, "doubling"), (None, None, "ring")),

@@ -16,7 +16,10 @@ A partial of chunk c is the block of ranks ``c + 1, c + 2, …`` taken cyclicall
 the next one. So what comes in is always the left operand, and chunk c is folded from rank c + 1 on: the same
 on every rank, but not the same as a tree's. Each element is computed along one chain, never twice.
 
-A chunk sent as a partial comes back as a result only after it has gone round the whole ring, so its
+Within a hop a chunk moves in segments, each sent on as soon as it is folded or received. The bytes on a link and
+their order are those of whole chunks.
+
+A segment sent as a partial comes back as a result only after it has gone round the whole ring, so its
 receiver has long consumed it when it is overwritten: no snapshot is needed.
 
 Communication steps: allreduce 2 (size - 1), allgather size - 1.
@@ -42,23 +45,23 @@ def chunk(index: int, size: int, count: int) -> tuple[int, int]:
     return lo, lo + length + (index < longer)
 
 
-def allreduce(rank: int, size: int, count: int) -> Schedule:
-    """Steps of ``rank``: reduce-scatter, `Finish` of its own chunk, allgather. Empty chunks make no steps."""
+def allreduce(rank: int, size: int, count: int, segment: int) -> Schedule:
+    """Steps of ``rank``: reduce-scatter, `Finish` of its own chunk, allgather. Empty chunks make no steps.
+
+    Chunks pass ``segment`` elements at a time: what has come in goes on at once, while the processor's caches hold it.
+    """
     left, right = (rank - 1) % size, (rank + 1) % size
-    for hop in range(size - 1):
+    last = 2 * (size - 1)
+    for hop in range(last + 1):
         lo, hi = chunk((rank - 1 - hop) % size, size, count)
-        if lo < hi:
-            yield Send(right, lo, hi)
-        lo, hi = chunk((rank - 2 - hop) % size, size, count)
-        if lo < hi:
-            yield Recv(left, lo, hi, combine="lower")
-    lo, hi = chunk(rank, size, count)
-    if lo < hi:
-        yield Finish(lo, hi)
-    for step in allgather(rank, size):
-        lo, hi = chunk(step.lo, size, count)
-        if lo < hi:
-            yield step._replace(lo=lo, hi=hi)
+        for start in range(lo, hi, segment):
+            stop = min(start + segment, hi)
+            if hop:
+                yield Recv(left, start, stop, combine="lower" if hop < size else None)
+            if hop == size - 1:
+                yield Finish(start, stop)
+            if hop < last:
+                yield Send(right, start, stop, final=hop >= size - 1)
 
 
 def allgather(rank: int, size: int) -> Schedule:

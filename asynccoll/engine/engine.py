@@ -2,7 +2,7 @@
 
 The driver's duties: write what `data_to_send` gives and report it with `sent`; read into `receive_into` and report it with
 `received`; call `handle_timer` at `next_deadline`; report a broken connection with `peer_lost`; after each of these flush the peers
-in `take_dirty` and handle `events`. Every entry that may look at time takes ``now`` in seconds on a monotonic clock.
+in `dirty` and handle `take_events`. Every entry that may look at time takes ``now`` in seconds on a monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
-from asynccoll.engine.transfers import RecvBytes, SendBytes
+from asynccoll.engine.transfers import FoldBytes, SendBytes
 from asynccoll.errors import ProtocolError
 
 __all__ = ["Engine", "Event", "PeerBroken"]
@@ -53,9 +53,12 @@ class Engine:
         self._outboxes = self._outgoing.boxes
         self._inbounds: dict[int, Inbound] = {}
         """Made at the first byte of a peer."""
-        self._events: list[Event] = []
-        self._earliest: float | None = None
-        """A lower bound of all deadlines."""
+        self.dirty = self._outgoing.dirty
+        """Peers for which there may be something new to write, in order. The driver takes them out."""
+        self.events: list[Event] = []
+        """What has ended and was not told yet: see `take_events`."""
+        self.next_deadline: float | None = None
+        """When to call `handle_timer`, or None. It may be earlier than anything that happens."""
         self._aborts = Aborts(self, self._outgoing)
         self._departures = Departures(self, self._groups, self._aborts)
         self._rounds = Rounds(self, self._outgoing, self._aborts)
@@ -175,37 +178,33 @@ class Engine:
                 ProtocolError(f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"),
             )
             raise
+        except BaseException:  # a user's sys.exit(): what came behind that frame must not wait for the next bytes
+            if peer in self._inbounds:
+                self.received(peer, 0, now)
+            raise
         return True
 
     def data_to_send(self, peer: int) -> Sequence[memoryview | bytes]:
         """Parts to write to ``peer`` next, in order; empty if there is nothing. The same until `sent` is called."""
         return self._outboxes[peer].gather()
 
-    def sent(self, peer: int, nbytes: int) -> None:
-        """The first ``nbytes`` of `data_to_send` have been written."""
-        op = self._outboxes[peer].sent(nbytes)
+    def sent(self, peer: int, nbytes: int) -> bool:
+        """The first ``nbytes`` of `data_to_send` have been written. False: there is nothing more to write."""
+        box = self._outboxes[peer]
+        op = box.sent(nbytes)
         if op is not None and op.finished:
             self.finish(op)
+        return box.busy
 
-    def take_dirty(self) -> Sequence[int]:
-        """Peers for which there may be something new to write."""
-        return self._outgoing.take_dirty()
-
-    def events(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
         """What has ended since the last call: operations (with result or error) and peers that broke the protocol."""
-        events = self._events
-        if events:
-            self._events = []
+        events, self.events = self.events, []
         return events
-
-    def next_deadline(self) -> float | None:
-        """When to call `handle_timer`, or None. It may be earlier than anything that happens."""
-        return self._earliest
 
     def handle_timer(self, now: float) -> None:
         """Fail what is overdue at ``now``."""
         self.now = now
-        self._earliest = None
+        self.next_deadline = None
         for op in self.pending():
             inquest = op.inquest
             if inquest is not None:
@@ -224,7 +223,7 @@ class Engine:
         self.now = now
         self._outboxes[peer].clear()
         self._inbounds.pop(peer, None)
-        self._outgoing.dirty.pop(peer, None)
+        self.dirty.pop(peer, None)
         self._departures.lost(peer, reason)
 
     # -- bytes from a peer (FrameSink) --------------------------------------------------------------------
@@ -252,7 +251,7 @@ class Engine:
             if stream is None:
                 stream = op.inputs[peer] = InStream()
             try:
-                ready = op.deliver(stream, payload, owned=owned)
+                ready = op.deliver(stream, payload, owned)
             except BaseException as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
                 self._aborts.fail(op, error)
                 return
@@ -290,18 +289,17 @@ class Engine:
             op.waiting = None
             self._advance(op)
 
-    def control(
-        self,
-        peer: int,
-        kind: int,
-        flags: int,
-        round_: int,
-        comm: int,
-        seq: int,
-        tag: int,
-        payload: memoryview,
-    ) -> None:
-        """A complete frame of a kind other than DATA."""
+    def start(self, peer: int, round_: int, comm: int, seq: int, payload: memoryview) -> None:
+        """A complete START frame."""
+        group = self._group_of(comm, peer)
+        op = group.active.get(seq)
+        if op is not None:
+            self._rounds.receive(op, peer, round_, wire.parse_record(payload, group.size))
+        elif seq >= group.next_seq:
+            group.early_of(seq).keep_record(peer, round_, bytes(payload))
+
+    def control(self, peer: int, kind: int, comm: int, seq: int, payload: memoryview) -> None:
+        """A complete frame of a kind other than DATA and START."""
         if kind == wire.CREDIT:
             box = self._outboxes[peer]
             box.credit += wire.parse_u64(payload)
@@ -313,12 +311,7 @@ class Engine:
             return
         group = self._group_of(comm, peer)
         op = group.active.get(seq)
-        if kind == wire.START:
-            if op is not None:
-                self._rounds.receive(op, peer, round_, wire.parse_record(payload, group.size))
-            elif seq >= group.next_seq:
-                group.early_of(seq).keep_record(peer, round_, bytes(payload))
-        elif kind == wire.READY:
+        if kind == wire.READY:
             upto = wire.parse_u64(payload)
             if op is not None:
                 self._outgoing.granted(op, peer, upto)
@@ -339,24 +332,28 @@ class Engine:
         program = op.program
         if program is None:
             return
-        resume = program.__next__
+        members, inputs = op.members, op.inputs
         try:
             while True:
-                transfer = resume()
+                transfer = next(program)
                 if type(transfer) is SendBytes:
-                    self._outgoing.send(op, op.members[transfer.peer], transfer.data, transfer.snapshot)
+                    rank, data, snapshot = transfer
+                    self._outgoing.send(op, members[rank], data, snapshot)
                     continue
-                peer = op.members[transfer.peer]
-                stream = op.inputs.get(peer)
+                into = fold = None
+                if type(transfer) is FoldBytes:
+                    rank, total, fold = transfer
+                else:
+                    rank, into = transfer
+                    total = len(into)
+                peer = members[rank]
+                stream = inputs.get(peer)
                 if stream is None:
-                    stream = op.inputs[peer] = InStream()
-                total = len(transfer.into) if type(transfer) is RecvBytes else transfer.nbytes  # type: ignore[union-attr]
-                end = stream.consumed + total
-                if end > stream.granted or (
-                    stream.granted > EAGER_STREAM and end > stream.granted - WINDOW // 2
-                ):
+                    stream = inputs[peer] = InStream()
+                end, granted = stream.consumed + total, stream.granted
+                if end > granted or (granted > EAGER_STREAM and end > granted - WINDOW // 2):
                     self._outgoing.grant(op, peer, end + WINDOW)
-                if not stream.post(transfer):  # type: ignore[arg-type]
+                if not stream.post(into, fold, total):
                     op.waiting = stream
                     return
         except StopIteration as stop:
@@ -411,7 +408,7 @@ class Engine:
         return peer in self._groups[WORLD].left
 
     def _broken(self, peer: int, error: ProtocolError) -> None:
-        self._events.append(PeerBroken(peer, error))
+        self.events.append(PeerBroken(peer, error))
         for group in self._groups.values():
             group.left.pop(peer, None)  # whatever it said before, it did not leave in good order
         self.peer_lost(peer, f"protocol error: {error}", self.now)
@@ -420,8 +417,8 @@ class Engine:
 
     def expect(self, deadline: float) -> None:
         """See to it that `handle_timer` is called by ``deadline``."""
-        if self._earliest is None or deadline < self._earliest:
-            self._earliest = deadline
+        if self.next_deadline is None or deadline < self.next_deadline:
+            self.next_deadline = deadline
 
     def recall(self, op: Operation) -> None:
         """Take back every reference to the caller's memory: what is queued, half written, or being read into."""
@@ -447,4 +444,4 @@ class Engine:
         op.error = error
         op.forget_streams()
         self._groups[op.comm].active.pop(op.seq, None)
-        self._events.append(op)
+        self.events.append(op)

@@ -15,6 +15,7 @@ from asynccoll.errors import ProtocolError
 
 __all__ = ["FrameSink", "Inbound", "Landing"]
 
+_unpack: Final = HEADER.unpack_from
 STAGING: Final = 1 << 16
 """Bytes of the staging buffer."""
 _COPIED: Final = 1 << 13
@@ -50,18 +51,11 @@ class FrameSink(Protocol):
     def landed(self, peer: int, flags: int, landing: Landing) -> None:
         """The payload of a frame placed in an operation's own memory is complete."""
 
-    def control(
-        self,
-        peer: int,
-        kind: int,
-        flags: int,
-        round_: int,
-        comm: int,
-        seq: int,
-        tag: int,
-        payload: memoryview,
-    ) -> None:
-        """A complete frame of another kind."""
+    def start(self, peer: int, round_: int, comm: int, seq: int, payload: memoryview) -> None:
+        """A complete START frame. ``payload`` is valid during the call only."""
+
+    def control(self, peer: int, kind: int, comm: int, seq: int, payload: memoryview) -> None:
+        """A complete frame of another kind. ``payload`` is valid during the call only."""
 
 
 class Inbound:
@@ -108,10 +102,11 @@ class Inbound:
         """Where the next bytes of the peer go. Never empty."""
         if self._landing is not None:
             return self._memory[self._pos :]
-        if self.start == self.end:
+        end = self.end
+        if self.start == end:
             self.start = self.end = 0
             return self.view[:_BULK_READ] if self.bulk else self.view
-        if self.end == len(self.view):
+        if end == len(self.view):
             self._compact()
         return self.view[self.end :]
 
@@ -144,7 +139,7 @@ class Inbound:
         start, end, view = self.start, self.end, self.view
         bulk = False
         while end - start >= HEADER_SIZE:
-            kind, flags, round_, comm, seq, tag, length = HEADER.unpack_from(view, start)
+            kind, flags, round_, comm, seq, tag, length = _unpack(view, start)
             body = start + HEADER_SIZE
             after = body + length
             if kind == DATA:
@@ -152,36 +147,39 @@ class Inbound:
                     raise ProtocolError(
                         f"rank {peer} sent a DATA frame of {length} bytes; 1 to {MAX_DATA} are allowed"
                     )
-                if after <= end:
-                    self.start = (
-                        after  # first, so that no frame is ever decoded twice, whatever the sink raises
-                    )
-                    sink.data(peer, flags, comm, seq, tag, view[body:after])
-                    start = after
-                    continue
-                if length <= _COPIED:
+                if after > end:
+                    if length > _COPIED:
+                        self._begin(flags, comm, seq, tag, length, view[body:end])
+                        start = end = 0
+                        bulk = True
                     break
-                landing = sink.place(peer, flags, comm, seq, tag, length)
-                staged = end - body
-                landing.memory[:staged] = view[body:end]
-                self._landing, self._memory, self._pos = landing, landing.memory, staged
-                self._frame = (flags, comm, seq, tag)
-                start = end = 0
-                bulk = True
-                break
-            if not START <= kind <= GOODBYE:
-                raise ProtocolError(f"rank {peer} sent a frame of unknown kind {kind}")
-            if length > MAX_CONTROL:
-                raise ProtocolError(
-                    f"rank {peer} sent a control frame of {length} bytes; {MAX_CONTROL} are allowed"
-                )
-            if after > end:
-                break
-            self.start = after
-            sink.control(peer, kind, flags, round_, comm, seq, tag, view[body:after])
+                # First, so that no frame is ever decoded twice, whatever the sink raises.
+                self.start = after
+                sink.data(peer, flags, comm, seq, tag, view[body:after])
+            else:
+                if not START <= kind <= GOODBYE:
+                    raise ProtocolError(f"rank {peer} sent a frame of unknown kind {kind}")
+                if length > MAX_CONTROL:
+                    raise ProtocolError(
+                        f"rank {peer} sent a control frame of {length} bytes; {MAX_CONTROL} are allowed"
+                    )
+                if after > end:
+                    break
+                self.start = after
+                if kind == START:
+                    sink.start(peer, round_, comm, seq, view[body:after])
+                else:
+                    sink.control(peer, kind, comm, seq, view[body:after])
             start = after
         self.bulk = bulk
         self.start, self.end = start, end
+
+    def _begin(self, flags: int, comm: int, seq: int, tag: int, length: int, staged: memoryview) -> None:
+        """A bulk payload begins, of which ``staged`` has come."""
+        landing = self.sink.place(self.peer, flags, comm, seq, tag, length)
+        landing.memory[: len(staged)] = staged
+        self._landing, self._memory, self._pos = landing, landing.memory, len(staged)
+        self._frame = (flags, comm, seq, tag)
 
     def redirect(self, op: Operation) -> None:
         """If the bulk payload under way goes to ``op``'s memory, send the rest of it to scratch instead."""

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, Final
 
 from asynccoll.engine.fingerprint import Digests, Fingerprint
-from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes
+from asynccoll.engine.transfers import Program
 from asynccoll.engine.wire import clipped
 from asynccoll.errors import OpContext, ProtocolError
 
@@ -47,19 +47,16 @@ class InStream:
         self.wanted = False
         """The peer asked for a grant before it was clear that it needs one."""
 
-    def post(self, transfer: RecvBytes | FoldBytes) -> bool:
-        """Make ``transfer`` the posted one and serve it from the backlog. True if it is complete."""
-        if type(transfer) is RecvBytes:
-            self.into = transfer.into
-            self.total = len(transfer.into)
-        else:
-            self.fold = transfer.fold  # type: ignore[union-attr]
-            self.total = transfer.nbytes  # type: ignore[union-attr]
-        self.filled = 0
+    def post(
+        self, into: memoryview | None, fold: Callable[[int, memoryview], None] | None, total: int
+    ) -> bool:
+        """Post a receive (``into``) or a fold of ``total`` bytes and serve it from the backlog. True if it is complete."""
+        self.into, self.fold = into, fold
+        self.total, self.filled = total, 0
         backlog = self.backlog
-        while backlog and self.filled < self.total:
+        while backlog and self.filled < total:
             piece = backlog.popleft()
-            room = self.total - self.filled
+            room = total - self.filled
             if len(piece) > room:
                 backlog.appendleft(piece[room:])
                 piece = piece[:room]
@@ -124,6 +121,10 @@ class Inquest:
         """Group rank -> what it said. The own answer is in from the start."""
 
 
+def _unheard(op: Operation) -> None:
+    """Nobody waits for the end of ``op`` yet."""
+
+
 class Operation:
     """One collective on one rank, from the call to its end."""
 
@@ -145,6 +146,7 @@ class Operation:
         "outputs",
         "program",
         "rank",
+        "refused",
         "result",
         "round",
         "rounds",
@@ -165,7 +167,7 @@ class Operation:
         expected: Mapping[int, int] | None = None,
         timeout: float | None = None,
         site: tuple[CodeType, int] | None = None,
-        on_end: Callable[[Operation], None],
+        on_end: Callable[[Operation], None] = _unheard,
     ) -> None:
         self.fingerprint = fingerprint
         self.digests = digests
@@ -211,6 +213,8 @@ class Operation:
         self.inquest: Inquest | None = None
         self.result: Any = None
         self.error: BaseException | None = None
+        self.refused: Exception | None = None
+        """Why it fails before it starts: an argument is wrong."""
 
     @property
     def finished(self) -> bool:
@@ -225,7 +229,7 @@ class Operation:
         """This rank's own answer in an inquest."""
         return {"fields": self.fingerprint.fields(), "site": _describe(self.site)}
 
-    def deliver(self, stream: InStream, piece: memoryview, *, owned: bool) -> bool:
+    def deliver(self, stream: InStream, piece: memoryview, owned: bool) -> bool:
         """Give ``piece`` to the program's posted receive, the rest to the backlog. True if the program can go on.
 
         ``owned``: the piece's memory stays valid afterwards, so that the backlog need not copy it.
@@ -233,8 +237,15 @@ class Operation:
         if self.waiting is not stream:
             stream.backlog.append(piece if owned else memoryview(bytes(piece)))
             return False
-        room = stream.total - stream.filled
-        if len(piece) <= room:
+        size, total, fold = len(piece), stream.total, stream.fold
+        if size == total and fold is not None:  # the whole of a small operation, as a rule
+            fold(0, piece)
+            stream.consumed += total
+            stream.fold = None
+            stream.total = 0
+            return True
+        room = total - stream.filled
+        if size <= room:
             stream.take(piece)
         else:
             stream.take(piece[:room])

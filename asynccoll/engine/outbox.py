@@ -46,6 +46,11 @@ class Outbox:
         self.owed = 0
         """Eager credit to give back to the peer."""
 
+    @property
+    def busy(self) -> bool:
+        """There may be something to write."""
+        return bool(self.current or self.control or self.streams)
+
     def owe(self, nbytes: int) -> bool:
         """Note that ``nbytes`` of the peer's eager bytes were taken over. True if a write is due for it."""
         self.owed += nbytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from asynccoll.engine import wire
@@ -29,14 +28,6 @@ class Outgoing:
         self.dirty: dict[int, None] = {}
         """Peers to flush, in the order in which they became so (a dict, so that the order is deterministic)."""
 
-    def take_dirty(self) -> Sequence[int]:
-        """The peers to flush; none of them is dirty any more."""
-        if not self.dirty:
-            return ()
-        peers = tuple(self.dirty)
-        self.dirty.clear()
-        return peers
-
     def post(self, peer: int, frame: bytes) -> None:
         """Queue a control frame."""
         self.boxes[peer].control.append(frame)
@@ -54,14 +45,11 @@ class Outgoing:
         self.dirty[peer] = None
         if size <= _COPY_LIMIT and not stream.pending:
             end = stream.offset + size
-            if end <= stream.granted:
-                flags = 0
-            elif end <= EAGER_STREAM and size <= box.credit:
+            flags = 0
+            if end > stream.granted and end <= EAGER_STREAM and size <= box.credit:
                 box.credit -= size
                 flags = wire.EAGER
-            else:
-                flags = -1
-            if flags >= 0:
+            if flags or end <= stream.granted:
                 stream.offset = end
                 box.control.append(wire.data_header(flags, op.comm, op.seq, op.digests.tag, size) + data)
                 return

@@ -30,50 +30,53 @@ class Rounds:
 
     def send(self, op: Operation) -> None:
         """Pass on what this rank knows, to its partner of the present round."""
-        if op.deadline is None:
-            remaining = wire.NO_DEADLINE
-        else:
-            remaining = min(max(0, int((op.deadline - self._engine.now) * 1000)), wire.NO_DEADLINE - 1)
-        record = wire.Record(op.digests.strict, op.value_digest, remaining, op.heard)
-        peer = op.members[op.rounds[op.round][0]]
-        frame = wire.start_frame(op.round, op.comm, op.seq, op.digests.tag, record, len(op.members))
-        self._outgoing.post(peer, frame)
+        deadline, members, digests = op.deadline, op.members, op.digests
+        remaining = wire.NO_DEADLINE
+        if deadline is not None:
+            remaining = int((deadline - self._engine.now) * 1000)
+            if not 0 <= remaining < wire.NO_DEADLINE:
+                remaining = 0 if remaining < 0 else wire.NO_DEADLINE - 1
+        round_ = op.round
+        record = (digests.strict, op.value_digest, remaining, op.heard)
+        frame = wire.start_frame(round_, op.comm, op.seq, digests.tag, record, len(members))
+        self._outgoing.post(members[op.rounds[round_][0]], frame)
 
     def receive(self, op: Operation, peer: int, round_: int, record: wire.Record) -> None:
         """A record arrived: compare it, and pass the round on as far as it goes."""
-        if round_ >= len(op.rounds) or op.members[op.rounds[round_][1]] != peer:
+        rounds = op.rounds
+        if round_ >= len(rounds) or op.members[rounds[round_][1]] != peer:
             raise ProtocolError(
                 f"rank {peer} sent a START record for round {round_}, which it has no part in"
             )
         if op.inquest is not None:
             return
-        if record.strict != op.digests.strict:
+        strict, value, remaining_ms, heard = record
+        if strict != op.digests.strict:
             self._aborts.disagree(op)
             return
-        if record.value != op.value_digest:
-            if op.value_digest and record.value:
+        if value != op.value_digest:
+            if op.value_digest and value:
                 self._aborts.disagree(op)
                 return
-            op.value_digest = op.value_digest or record.value
-        if record.remaining_ms != wire.NO_DEADLINE:
-            deadline = self._engine.now + record.remaining_ms / 1000
+            op.value_digest = op.value_digest or value
+        if remaining_ms != wire.NO_DEADLINE:
+            deadline = self._engine.now + remaining_ms / 1000
             if op.deadline is None or deadline < op.deadline - 0.001:
                 op.deadline, op.limit = deadline, deadline - op.started
                 self._engine.expect(deadline)
         if round_ != op.round:
             if op.early_records is None:
                 op.early_records = {}
-            op.early_records[round_] = record.heard
+            op.early_records[round_] = heard
             return
-        heard = record.heard
         while True:
             op.heard |= heard
-            op.round += 1
-            if op.round == len(op.rounds):
-                if op.finished:
+            op.round = round_ = round_ + 1
+            if round_ == len(rounds):
+                if op.program is None and not op.unsent:
                     self._engine.finish(op)
                 return
             self.send(op)
-            if op.early_records is None or op.round not in op.early_records:
+            if op.early_records is None or round_ not in op.early_records:
                 return
-            heard = op.early_records.pop(op.round)
+            heard = op.early_records.pop(round_)

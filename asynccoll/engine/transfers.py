@@ -9,11 +9,12 @@ is one stream of bytes in each direction.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 __all__ = ["FoldBytes", "Program", "RecvBytes", "SendBytes", "Transfer", "recv_message", "send_message"]
 
 
+@final
 class SendBytes(NamedTuple):
     """Send ``data``. It is lent until it has left, at the latest when the operation ends, unless ``snapshot``."""
 
@@ -22,6 +23,7 @@ class SendBytes(NamedTuple):
     snapshot: bool = False
 
 
+@final
 class RecvBytes(NamedTuple):
     """Fill ``into`` (a flat writable byte view), which belongs to the engine until the program resumes."""
 
@@ -29,6 +31,7 @@ class RecvBytes(NamedTuple):
     into: memoryview
 
 
+@final
 class FoldBytes(NamedTuple):
     """Take ``nbytes`` in pieces: ``fold(offset, piece)`` per piece, in order, each whole elements (multiples of 16 bytes
     from the start, except the last). ``piece`` is valid during the call only."""

@@ -15,7 +15,7 @@ call are never taken for payload, whatever arrives first. ``docs/wire.md`` descr
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from asynccoll.errors import ProtocolError
 from asynccoll.objects import pack_control, unpack_control
@@ -69,6 +69,10 @@ HEADER: Final = struct.Struct("<BBHIQII")
 HEADER_SIZE: Final = HEADER.size
 _RECORD: Final = struct.Struct("<QQI")
 _START: Final = struct.Struct("<BBHIQIIQQI")
+_NARROW: Final = 8
+"""Groups of up to this many ranks have a bitmap of one byte: their records are packed and parsed in one go."""
+_NARROW_RECORD: Final = struct.Struct("<QQIB")
+_NARROW_START: Final = struct.Struct("<BBHIQIIQQIB")
 _READY: Final = struct.Struct("<BBHIQIIQ")
 _U64: Final = struct.Struct("<Q")
 
@@ -80,17 +84,14 @@ NO_DEADLINE: Final = 0xFFFFFFFF
 """Remaining milliseconds of a record when there is no deadline."""
 
 
-class Record(NamedTuple):
-    """What one rank knows of an operation when it passes the START round on."""
+Record: TypeAlias = tuple[int, int, int, int]
+"""What one rank knows of an operation when it passes the START round on: a plain tuple, since one is made for each frame.
 
-    strict: int
-    """Digest of what must always agree: verb, op, root, requested algorithm, name (and path, where it must)."""
-    value: int
-    """Digest of dtype and shape; 0 is a wildcard."""
-    remaining_ms: int
-    """Smallest time remaining, in milliseconds (remaining time travels, never a clock reading)."""
-    heard: int
-    """Bitmap of the group ranks that this record stands for."""
+- strict: digest of what must always agree: verb, op, root, requested algorithm, name (and path, where it must).
+- value: digest of dtype and shape; 0 is a wildcard.
+- remaining_ms: smallest time remaining, in milliseconds (remaining time travels, never a clock reading).
+- heard: bitmap of the group ranks that this record stands for.
+"""
 
 
 def data_header(flags: int, comm: int, seq: int, tag: int, length: int) -> bytes:
@@ -100,30 +101,25 @@ def data_header(flags: int, comm: int, seq: int, tag: int, length: int) -> bytes
 
 def start_frame(round_: int, comm: int, seq: int, tag: int, record: Record, size: int) -> bytes:
     """START frame of a group with ``size`` ranks."""
+    if size <= _NARROW:
+        return _NARROW_START.pack(START, 0, round_, comm, seq, tag, _NARROW_RECORD.size, *record)
     width = (size + 7) >> 3
-    return _START.pack(
-        START,
-        0,
-        round_,
-        comm,
-        seq,
-        tag,
-        _RECORD.size + width,
-        record.strict,
-        record.value,
-        record.remaining_ms,
-    ) + record.heard.to_bytes(width, "little")
+    strict, value, remaining, heard = record
+    head = _START.pack(START, 0, round_, comm, seq, tag, _RECORD.size + width, strict, value, remaining)
+    return head + heard.to_bytes(width, "little")
 
 
 def parse_record(payload: memoryview, size: int) -> Record:
     """The record in a START frame's payload; `ProtocolError` if it does not fit a group of ``size`` ranks."""
     if len(payload) != _RECORD.size + ((size + 7) >> 3):
         raise ProtocolError(f"START record of {len(payload)} bytes does not fit a group of {size} ranks")
-    strict, value, remaining = _RECORD.unpack_from(payload)
-    heard = int.from_bytes(payload[_RECORD.size :], "little")
-    if heard >> size:
+    if size <= _NARROW:
+        record: Record = _NARROW_RECORD.unpack(payload)
+    else:
+        record = (*_RECORD.unpack_from(payload), int.from_bytes(payload[_RECORD.size :], "little"))
+    if record[3] >> size:
         raise ProtocolError(f"START record names ranks outside its group of {size}")
-    return Record(strict, value, remaining, heard)
+    return record
 
 
 def ready_frame(comm: int, seq: int, upto: int) -> bytes:

@@ -203,6 +203,12 @@ class Coordinator(Party):
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
                 message = await control.receive(sock)
+            if message["kind"] == "failed":  # it cannot listen where it should
+                text, missing = text_and_missing(message)
+                self.fail(Trouble(f"rank {hello.rank} at {peer}: {text}", missing or {hello.rank}))
+                self._guests.discard(sock)
+                sock.close()
+                return
             entry = Entry.from_message(hello.rank, hello.size, peer, message)
         except (OSError, ProtocolError) as error:  # OSError: the timeout, too
             self.strangers.dropped(

@@ -42,8 +42,8 @@ class NetDriver(Pump):
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
         self._once = type(loop).__module__.partition(".")[0] == "uvloop"
-        """The loop tells of a reset only once, maybe together with the last data: libuv stops watching a descriptor on which
-        there is an error. So everything has to be read at each call."""
+        """The loop tells of an error only once, maybe together with the last data: libuv stops watching a descriptor on which
+        there is one. So everything has to be read at that call."""
         self._pid = os.getpid()
         # Ends the links of a driver that was dropped with its loop; `_end_all` is for the end of the process.
         weakref.finalize(self, _end, engine, self._sockets, self._pid).atexit = False
@@ -60,13 +60,13 @@ class NetDriver(Pump):
                 memory = engine.receive_into(peer)
                 room = len(memory)
                 got = sock.recv_into(memory)
-                if not got:
+                if not got:  # also after a reset whose error `_failed` has taken
                     self._ended(peer, "connection closed without goodbye")
                     break
                 self.bytes_received += got
                 if not engine.received(peer, got, self.loop.time()) or peer not in self._sockets:
                     break
-                if got < room and not self._once:
+                if got < room and not (self._once and self._failed(peer, sock)):
                     break
                 left -= got
             else:
@@ -79,6 +79,10 @@ class NetDriver(Pump):
         finally:
             self.busy = False
             self.flush()
+
+    def _failed(self, peer: int, sock: socket.socket) -> bool:
+        """There is an error on the socket: what is left has to be read now. Cheaper than to try, which raises when all is well."""
+        return peer in self._mute or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def _again(self, peer: int, sock: socket.socket) -> None:
         """The rest of what was there to read, after the loop had its turn."""
@@ -105,7 +109,8 @@ class NetDriver(Pump):
                 self._mute.add(peer)
                 continue
             self.bytes_sent += sent
-            engine.sent(peer, sent)
+            if not engine.sent(peer, sent):
+                return
             left -= sent
             if left <= 0:
                 self._block(peer, sock)

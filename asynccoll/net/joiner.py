@@ -22,6 +22,7 @@ from asynccoll.net import control
 from asynccoll.net.accepting import Acceptor, listen
 from asynccoll.net.dialing import Call, dial
 from asynccoll.net.handshake import NO_RUN, RUN_ID_BYTES, Answer, Hello, Purpose
+from asynccoll.net.interfaces import interface_address
 from asynccoll.net.launchers import Placement
 from asynccoll.net.links import Links
 from asynccoll.net.linktable import LinkTable
@@ -180,9 +181,20 @@ class Joiner(Party):
         return table
 
     def _open_listener(self, home: socket.socket) -> Entry:
-        """Listen where the road to rank 0 begins: the one address that is known to lead out of this host."""
+        """Listen where the road to rank 0 begins, the one address that is known to lead out of this host, or on the interface
+        that was asked for.
+        """
         placement = self.placement
         host, *rest = home.getsockname()
+        own = format_address(host, rest[0])
+        if placement.interface is not None:
+            try:
+                host, *rest = interface_address(placement.interface, home.family)
+            except LookupError as error:
+                raise Trouble(
+                    f"rank {placement.rank} cannot listen: ASYNCCOLL_SOCKET_IFNAME={placement.interface!r} {error.args[0]}",
+                    {placement.rank},
+                ) from error
         if placement.rank < placement.size - 1:
             try:
                 self._listener = listen((home.family, (host, 0, *rest[1:])), placement.size, reuse=False)
@@ -194,7 +206,7 @@ class Joiner(Party):
         return Entry(
             rank=placement.rank,
             size=placement.size,
-            peer=format_address(host, rest[0]),
+            peer=own,
             host=host,
             port=0 if self._listener is None else self._listener.getsockname()[1],
             node=self.node,

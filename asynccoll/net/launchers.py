@@ -52,6 +52,8 @@ class Placement:
         generation: how often the launcher has restarted the job; ranks of different generations never meet.
         source: what gave the rank: ``"arguments"``, ``"ASYNCCOLL_*"``, ``"RANK/WORLD_SIZE"`` or ``"none"``.
         rendezvous_fd: a listening socket that the launcher holds open for rank 0, None where there is none.
+        interface: name of the network interface on which other ranks are to call this one, None for the one that leads to
+            rank 0. Rank 0 is called at ``host``.
     """
 
     rank: int = 0
@@ -64,6 +66,7 @@ class Placement:
     generation: int = 0
     source: str = "none"
     rendezvous_fd: int | None = None
+    interface: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +211,9 @@ def detect(
 
     Surrounding blanks of a variable are ignored (``" 3 "`` is 3); an empty variable counts as garbled. Where
     several launchers are present the first reader wins and the others are not read at all. Host and port come
-    as a pair from the first reader that has them. ``ASYNCCOLL_SECRET``, ``ASYNCCOLL_GENERATION`` and
-    ``ASYNCCOLL_RENDEZVOUS_FD`` count whoever gave the rank. A world of one needs no address, and none is
-    read.
+    as a pair from the first reader that has them. ``ASYNCCOLL_SECRET``, ``ASYNCCOLL_GENERATION``,
+    ``ASYNCCOLL_RENDEZVOUS_FD`` and ``ASYNCCOLL_SOCKET_IFNAME`` count whoever gave the rank. A world of one needs no address,
+    and none is read.
 
     Raises:
         ValueError: a garbled argument or variable (named, with its value), half of a pair, a rank outside of
@@ -229,8 +232,10 @@ def detect(
         finding = Finding(rank=0, size=1)
     host: str | None = None
     port: int | None = None
+    interface: str | None = None
     if finding.size > 1:
         host, port = given_address or _find_address(environ, readers, finding, source)
+        interface = _read_interface(environ)
     generation = _read_generation(environ, "ASYNCCOLL_GENERATION")
     return Placement(
         rank=finding.rank,
@@ -243,6 +248,7 @@ def detect(
         generation=finding.generation if generation is None else generation,
         source=source,
         rendezvous_fd=_read_number(environ, "ASYNCCOLL_RENDEZVOUS_FD"),
+        interface=interface,
     )
 
 
@@ -394,6 +400,18 @@ def parse_port(value: str, shown: str) -> int:
     if not 1 <= port <= 65535:
         raise ValueError(f"{shown} is not a port from 1 to 65535")
     return port
+
+
+def _read_interface(environ: Mapping[str, str]) -> str | None:
+    value = environ.get("ASYNCCOLL_SOCKET_IFNAME")
+    if value is None:
+        return None
+    name = value.strip()
+    if not name:
+        raise ValueError(
+            f"ASYNCCOLL_SOCKET_IFNAME={value!r} is empty: unset it or give the name of a network interface"
+        )
+    return name
 
 
 def _read_secret(secret: bytes | str | None, environ: Mapping[str, str]) -> bytes | None:

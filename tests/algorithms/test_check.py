@@ -287,7 +287,7 @@ def cyclic(size):
 
 
 ALGORITHMS = {
-    "ring": (lambda rank, size: ring.allreduce(rank, size, size), cyclic),
+    "ring": (lambda rank, size: ring.allreduce(rank, size, size, 1), cyclic),
     "ring allgather": (ring.allgather, lambda size: {"origin": lambda block: block}),
     "dissemination": (dissemination.allgather, lambda size: {"origin": lambda block: block}),
     "doubling": (lambda rank, size: doubling.allreduce(rank, size, size, 3), lambda size: {}),

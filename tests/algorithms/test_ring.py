@@ -20,7 +20,25 @@ def first_operand(size, count):
 @pytest.mark.parametrize("size", SIZES)
 def test_allreduce_is_proved(size, counts):
     for count in counts(size):
-        prove(lambda rank: ring.allreduce(rank, size, count), size, count, first=first_operand(size, count))  # noqa: B023
+        for segment in {1, 2, max(1, count)} if size <= 16 else {max(1, count)}:
+            prove(
+                lambda rank: ring.allreduce(rank, size, count, segment),  # noqa: B023
+                size,
+                count,
+                first=first_operand(size, count),
+            )
+
+
+@pytest.mark.parametrize("size", [2, 3, 17, 33])
+def test_allreduce_in_segments_that_do_not_divide_a_chunk_is_proved(size):
+    count = 7 * size + 3
+    for segment in (2, 3, 5, 7, 8):
+        prove(
+            lambda rank: ring.allreduce(rank, size, count, segment),  # noqa: B023
+            size,
+            count,
+            first=first_operand(size, count),
+        )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -34,7 +52,7 @@ def test_every_chunk_is_folded_in_cyclic_order_whoever_runs_ahead(size, execute,
         first = first_operand(size, count)
         expected = [folded(size, first(element)) for element in range(count)]
         for favourite in range(size):
-            schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+            schedules = [ring.allreduce(rank, size, count, 1 + favourite % 3) for rank in range(size)]
             outcome = execute(schedules, operands(size, count), favourite=favourite)
             assert [final.tolist() for final in outcome.finals] == [expected] * size
 
@@ -43,7 +61,7 @@ def test_every_chunk_is_folded_in_cyclic_order_whoever_runs_ahead(size, execute,
 def test_allreduce_sums_numbers(size, execute):
     count = 3 * size + 1
     values = [np.arange(count, dtype=np.int64) * (rank + 1) ** 2 for rank in range(size)]
-    schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+    schedules = [ring.allreduce(rank, size, count, 2) for rank in range(size)]
     outcome = execute(schedules, [(value, value) for value in map(np.copy, values)])
     for final in outcome.finals:
         np.testing.assert_array_equal(final, np.sum(values, axis=0))
@@ -63,7 +81,7 @@ def test_allgather_puts_every_block_everywhere(size, execute):
 @pytest.mark.parametrize("size", SMALL)
 def test_steps_and_bytes_are_as_documented(size, execute, operands):
     count = 4 * size
-    schedules = [ring.allreduce(rank, size, count) for rank in range(size)]
+    schedules = [ring.allreduce(rank, size, count, 2) for rank in range(size)]
     outcome = execute(schedules, operands(size, count))
     assert outcome.rounds == 2 * (size - 1)
     assert outcome.sent == [2 * count * (size - 1) // size] * size
@@ -72,7 +90,7 @@ def test_steps_and_bytes_are_as_documented(size, execute, operands):
 @pytest.mark.parametrize("size", SMALL)
 def test_no_element_is_computed_twice(size, execute, operands):
     count = 2 * size + 1
-    outcome = execute([ring.allreduce(rank, size, count) for rank in range(size)], operands(size, count))
+    outcome = execute([ring.allreduce(rank, size, count, 2) for rank in range(size)], operands(size, count))
     assert outcome.folds == dict.fromkeys(range(count), size - 1) if size > 1 else not outcome.folds
 
 
@@ -86,19 +104,19 @@ def test_chunks_are_split_as_array_split_does(size):
 
 
 def test_empty_chunks_make_no_steps():
-    steps = [step for rank in range(6) for step in ring.allreduce(rank, 6, 2)]
+    steps = [step for rank in range(6) for step in ring.allreduce(rank, 6, 2, 9)]
     assert all(step.lo < step.hi for step in steps)
     assert sum(isinstance(step, Finish) for step in steps) == 2
-    assert list(ring.allreduce(3, 4, 0)) == []
+    assert list(ring.allreduce(3, 4, 0, 9)) == []
 
 
 def test_a_rank_alone_finishes_and_talks_to_nobody():
-    assert list(ring.allreduce(0, 1, 5)) == [Finish(0, 5)]
+    assert list(ring.allreduce(0, 1, 5, 9)) == [Finish(0, 5)]
     assert list(ring.allgather(0, 1)) == []
 
 
 def test_two_ranks_exchange_halves_twice():
-    assert list(ring.allreduce(0, 2, 5)) == [
+    assert list(ring.allreduce(0, 2, 5, 9)) == [
         Send(1, 3, 5),
         Recv(1, 0, 3, "lower"),
         Finish(0, 3),
@@ -107,8 +125,21 @@ def test_two_ranks_exchange_halves_twice():
     ]
 
 
+def test_a_segment_goes_on_before_the_next_has_come():
+    assert list(ring.allreduce(0, 2, 5, 2)) == [
+        Send(1, 3, 5),
+        Recv(1, 0, 2, "lower"),
+        Finish(0, 2),
+        Send(1, 0, 2, final=True),
+        Recv(1, 2, 3, "lower"),
+        Finish(2, 3),
+        Send(1, 2, 3, final=True),
+        Recv(1, 3, 5),
+    ]
+
+
 def test_steps_are_made_one_at_a_time():
     # A gigabyte over 4,096 ranks: the first steps come without the other eight thousand.
-    first, second = islice(ring.allreduce(1, 4096, 1 << 28), 2)
+    first, second = islice(ring.allreduce(1, 4096, 1 << 28, 1 << 16), 2)
     assert first == Send(2, 0, 1 << 16)
     assert second == Recv(0, 4095 << 16, 4096 << 16, "lower")

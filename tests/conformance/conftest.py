@@ -1,11 +1,19 @@
-"""One suite, three worlds: the simulated network in virtual time, and TCP on either loop."""
+"""One suite, three worlds: the simulated network in virtual time, and TCP on either loop.
+
+With ``--world-size W`` every world has W ranks: a parameter ``size`` has that one value, and a test that asks for 3 ranks
+gets W. What a test expects follows from the number of ranks that it got. A test that means something for its own number of
+ranks only says so with ``@pytest.mark.fixed_size(reason)``; it is excluded then, and counted at the end.
+"""
 
 import asyncio
+import collections
 import contextlib
 import socket
 import zlib
+from pathlib import Path
 
 import pytest
+import ranks
 import uvloop
 
 from asynccoll.net import accepting, dialing
@@ -13,10 +21,86 @@ from asynccoll.sim.driver import Conditions
 from asynccoll.sim.loop import SimLoop
 from asynccoll.testing import local_world
 
+LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+HERE = Path(__file__).parent
+EXCLUDED = collections.defaultdict(list)
+"""With ``--world-size``: the tests that do not run, by reason."""
+OPENED = collections.Counter()
+"""How many worlds were opened, by number of ranks."""
+
 
 @pytest.hookimpl
 def pytest_asyncio_loop_factories(config, item):
-    return {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return LOOPS
+
+
+def pytest_configure(config):
+    ranks.WORLD_SIZE = config.getoption("world_size")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc):
+    if ranks.WORLD_SIZE is None:
+        return
+    for number, mark in enumerate(metafunc.definition.own_markers):
+        if mark.name == "parametrize":
+            metafunc.definition.own_markers[number] = _widened(mark)
+
+
+def _widened(mark):
+    """A ``parametrize`` whose ``size`` is always that of the option. What is the same then is there once."""
+    names, rows, *rest = mark.args
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    if "size" not in names:
+        return mark
+    found = {}
+    for row in rows:
+        marks = row.marks if hasattr(row, "marks") else ()
+        values = list(row.values if hasattr(row, "values") else row if len(names) > 1 else [row])
+        values[names.index("size")] = ranks.WORLD_SIZE
+        found.setdefault(repr(values), pytest.param(*values, marks=marks))
+    return pytest.Mark("parametrize", (names, list(found.values()), *rest), mark.kwargs, _ispytest=True)
+
+
+def pytest_collection_modifyitems(config, items):
+    if worlds := config.getoption("worlds"):
+        wanted = [LOOPS[name] for name in worlds.split(",")]
+        others = {item for item in items if _is_here(item) and _loop(item) not in (None, *wanted)}
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+    if ranks.WORLD_SIZE is None:
+        return
+    for item in filter(_is_here, items):
+        reason = None
+        if mark := item.get_closest_marker("fixed_size"):
+            (reason,) = mark.args
+        elif "world" not in item.fixturenames:
+            reason = "opens no world of the fixture's"
+        if reason is not None:
+            EXCLUDED[reason].append(item.originalname)
+            item.add_marker(pytest.mark.skip(reason=f"not with {ranks.WORLD_SIZE} ranks: {reason}"))
+
+
+def _is_here(item):
+    return HERE in item.path.parents
+
+
+def _loop(item):
+    spec = getattr(item, "callspec", None)
+    return None if spec is None else spec.params.get("_asyncio_loop_factory")
+
+
+def pytest_terminal_summary(terminalreporter):
+    if ranks.WORLD_SIZE is None:
+        return
+    terminalreporter.section("worlds")
+    for size, count in sorted(OPENED.items()):
+        terminalreporter.line(f"{count} worlds of {size} ranks were opened")
+    terminalreporter.line(f"{sum(map(len, EXCLUDED.values()))} tests were excluded:")
+    for reason, names in sorted(EXCLUDED.items(), key=lambda pair: -len(pair[1])):
+        terminalreporter.line(f"{len(names):4} {reason}")
+        for name, count in collections.Counter(names).items():
+            terminalreporter.line(f"     {count:4} {name}")
 
 
 class World:
@@ -27,6 +111,8 @@ class World:
 
     @contextlib.asynccontextmanager
     async def __call__(self, n, **options):
+        n = ranks.WORLD_SIZE or n
+        OPENED[n] += 1
         if isinstance(asyncio.get_running_loop(), SimLoop):
             options.setdefault("seed", self.seed)
             options.setdefault(

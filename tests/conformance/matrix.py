@@ -159,6 +159,16 @@ def refusals(size):
         yield Combination(size, 1 + number, "1-d", op, dtype, "numpy/contiguous", algorithm, mode)
 
 
+def sample_of(size, number=40, seed=0):
+    """Combinations for one world size that need not be among `SIZES`: its counts in turn, the other axes at random."""
+    rng = random.Random(seed)
+    found = _counts_in_sample(size)
+    for turn in range(number):
+        yield Combination(
+            **_complete({**dict.fromkeys(AXES), "size": size, "count": found[turn % len(found)]}, rng)
+        )
+
+
 # -- the whole product ------------------------------------------------------------------------------------------
 
 
@@ -175,8 +185,8 @@ def full(size):
                         yield Combination(size, count, form, op, dtype, carrier, algorithm, mode)
 
 
-def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS):
-    """`LARGE` elements for each op, dtype and algorithm; carriers and modes take turns."""
+def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS, count=LARGE):
+    """``count`` elements for each op, dtype and algorithm; carriers and modes take turns."""
     for number, ((op, dtype), algorithm) in enumerate(itertools.product(reductions, algorithms)):
         turns = itertools.product(carriers.CARRIERS, MODES, FORMS[1:])
         usable = [
@@ -187,7 +197,7 @@ def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS):
             and carriers.carries_mode(carrier, mode)
         ]
         carrier, mode, form = usable[number * 11 % len(usable)]
-        yield Combination(size, LARGE, form, op, dtype, carrier, algorithm, mode)
+        yield Combination(size, count, form, op, dtype, carrier, algorithm, mode)
 
 
 def share(cases, which, of):

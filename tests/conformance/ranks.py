@@ -1,6 +1,34 @@
-"""Helpers of the conformance suite: run one function on all ranks, and collect what each got."""
+"""Helpers of the conformance suite: how many ranks there are, one function on all of them, and what each got."""
 
 import asyncio
+
+WORLD_SIZE = None
+"""What ``--world-size`` says: the number of ranks of every world, whatever number a test asks for."""
+
+
+def sizes(*usual):
+    """The world sizes for a test that goes through several; the one of ``--world-size`` if there is that."""
+    return usual if WORLD_SIZE is None else (WORLD_SIZE,)
+
+
+def ordinary(usual, wide):
+    """``usual``, or with ``--world-size`` what the same test can afford with so many ranks."""
+    return usual if WORLD_SIZE is None else wide
+
+
+def filled(comms, values):
+    """One of ``values`` for each rank: the last one again and again where there are more ranks than values."""
+    return [values[min(comm.rank, len(values) - 1)] for comm in comms]
+
+
+def in_turn(comms, values):
+    """The same, beginning anew where they end."""
+    return [values[comm.rank % len(values)] for comm in comms]
+
+
+def sum_of_ranks(comms):
+    """0 + 1 + 2 + ..."""
+    return sum(range(len(comms)))
 
 
 async def on_all(comms, function):

@@ -10,6 +10,8 @@ import torch
 
 import asynccoll
 
+pytestmark = pytest.mark.fixed_size("a world of one")
+
 VALUES = (
     np.arange(5.0),
     np.array(3, ">i2"),

@@ -16,10 +16,12 @@ from faults import (
     tiny_world,
     turns,
 )
-from ranks import on_all
+from ranks import on_all, ordinary
 
 from asynccoll.sim.driver import Conditions
 
+MAX_PENDING = 1 << 15
+"""Operations that one rank may have under way on a communicator: a promise of docs/verbs.md."""
 EAGER_CREDIT = 1 << 18
 """Bytes per peer and direction for operations that the receiver has not started: a promise of docs/wire.md."""
 SEGMENT = 1 << 18
@@ -70,16 +72,18 @@ async def test_every_connection_sends_small_frames_at_once(world):
             for comm in comms
             for sock in comm._pump._sockets.values()
         ]
-        assert len(options) == 4 * 3  # both ends: the one that connected and the one that accepted
+        assert len(options) == len(comms) * (
+            len(comms) - 1
+        )  # both ends: the one that connected and the one that accepted
         assert all(options)
 
 
 @pytest.mark.parametrize("window", [1, 8])
 async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, window):
     async with world(3, timeout=600.0) as comms:
-        size, count = 1 << 20, 20 if in_virtual_time() else 100
+        size, count = 1 << 20, ordinary(20, 10) if in_virtual_time() else 100
         if in_virtual_time():
-            read_slowly(comms[1], (0, 2), SLOW)
+            read_slowly(comms[1], [comm.rank for comm in comms if comm.rank != 1], SLOW)
 
         async def one(comm):
             under_way = []
@@ -108,19 +112,21 @@ async def test_a_slow_reader_among_fast_ones_costs_a_bounded_buffer(world, windo
 
 async def test_bulk_for_a_rank_that_does_not_read_stays_in_the_senders_memory(world):
     async with world(3, conditions=FAST) as comms:
-        works = [comms[0].broadcast(np.full(1 << 18, n, np.float32)) for n in range(40)]  # 1 MiB each
-        works += [comms[2].broadcast() for _ in range(40)]
+        count = ordinary(40, 10)
+        works = [comms[0].broadcast(np.full(1 << 18, n, np.float32)) for n in range(count)]  # 1 MiB each
+        works += [comm.broadcast() for comm in comms[2:] for _ in range(count)]
         async with Gauge(comms) as gauge:
             await (asyncio.sleep(2.0) if in_virtual_time() else turns(300))
         # Rank 1 has called nothing: eager bytes and records are all that may lie around on its account.
         assert held_bytes(comms[1]) <= 2 * EAGER_CREDIT + OVERHEAD
         assert gauge.most <= 2 * EAGER_CREDIT + 2 * SEGMENT + OVERHEAD + (1 << 20)
-        works += [comms[1].broadcast() for _ in range(40)]
+        works += [comms[1].broadcast() for _ in range(count)]
         for number, result in enumerate(await asyncio.gather(*works)):
-            assert result[0] == number % 40
+            assert result[0] == number % count
         await in_step(comms)
 
 
+@pytest.mark.fixed_size("three ranks of which one is late: the others' objects are 16 MiB each")
 async def test_what_comes_before_it_is_asked_for_is_bounded_by_the_window(world):
     # Rank 0 folds rank 1's object before rank 2's, and rank 1 is late: rank 2's 16 MiB wait in rank 2's own memory.
     async with world(3, conditions=FAST) as comms:
@@ -134,6 +140,7 @@ async def test_what_comes_before_it_is_asked_for_is_bounded_by_the_window(world)
         await in_step(comms)
 
 
+@pytest.mark.fixed_size("two ranks, and three, that run ahead by four times the credit")
 @pytest.mark.parametrize("size", [2, 3])
 async def test_a_thousand_small_operations_before_the_other_rank_calls_any(world, size):
     async with world(size) as comms:
@@ -166,6 +173,7 @@ async def test_a_thousand_small_operations_before_the_other_rank_calls_any(world
         assert [early_bytes(comm) for comm in comms] == [0] * size
 
 
+@pytest.mark.fixed_size("two ranks that take turns")
 async def test_two_ranks_that_take_turns_at_running_ahead(world):
     async with world(2) as comms:
         for burst in range(20):
@@ -180,6 +188,7 @@ async def test_two_ranks_that_take_turns_at_running_ahead(world):
         await in_step(comms)
 
 
+@pytest.mark.fixed_size("the credit of one pair of ranks")
 async def test_credit_of_operations_that_failed_is_given_back(world):
     async with world(2) as comms:
         for _ in range(30):  # 30 x 32 KiB would use the credit up three times
@@ -207,7 +216,8 @@ async def test_credit_of_operations_that_failed_is_given_back(world):
 async def test_everybody_writing_into_tiny_buffers_does_not_stand_still(world, size, algorithm):
     async with tight(world, size) as comms:
         for number in range(2 if in_virtual_time() else 3):
-            values = [np.arange(1 << 16, dtype=np.float32) + comm.rank + number for comm in comms]
+            count = ordinary(1 << 16, 1 << 12)
+            values = [np.arange(count, dtype=np.float32) + comm.rank + number for comm in comms]
             results = await on_all(
                 comms, lambda comm, values=values: comm.allreduce(values[comm.rank], algorithm=algorithm)
             )
@@ -232,25 +242,26 @@ async def test_twenty_rings_of_a_mebibyte_in_tiny_buffers(world, size):
 
 async def test_many_operations_at_once_in_tiny_buffers(world):
     async with tight(world, 3) as comms:
+        size, large, small = len(comms), *ordinary((20_000, 5_000), (2_000, 100))
 
         async def one(comm):
             works = []
             for number in range(10):
-                works.append(comm.allreduce(np.full(20_000, number, np.float32), algorithm="ring"))
-                works.append(comm.allgather(np.full(5_000 + comm.rank, number, np.float32)))
-                works.append(
-                    comm.broadcast(np.full(20_000, number) if comm.rank == number % 3 else None, number % 3)
-                )
+                root = number % size
+                works.append(comm.allreduce(np.full(large, number, np.float32), algorithm="ring"))
+                works.append(comm.allgather(np.full(small + comm.rank, number, np.float32)))
+                works.append(comm.broadcast(np.full(large, number) if comm.rank == root else None, root))
                 works.append(comm.allreduce([number]))
             return await asyncio.gather(*works)
 
         for results in await on_all(comms, one):
             for number in range(10):
                 total, parts, value, joined = results[4 * number : 4 * number + 4]
-                assert total[0] == total[-1] == 3 * number
-                assert [(len(part), part[-1]) for part in parts] == [(5_000 + r, number) for r in range(3)]
+                assert total[0] == total[-1] == size * number
+                lengths = [(small + r, number) for r in range(size)]
+                assert [(len(part), part[-1]) for part in parts] == lengths
                 assert value[0] == value[-1] == number
-                assert joined == [number] * 3
+                assert joined == [number] * size
         await in_step(comms)
 
 
@@ -271,12 +282,17 @@ async def test_three_rings_of_64_mebibytes_in_tiny_buffers(world, size):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_a_hundred_thousand_operations_ahead(world):
+async def test_32768_operations_ahead_are_right_and_one_more_is_refused(world):
     async with world(2, timeout=600.0) as comms:
-        count = 100_000
-        ahead = [comms[0].allreduce(np.full(2, n)) for n in range(count)]
+        ahead = [comms[0].allreduce(np.full(2, n)) for n in range(MAX_PENDING)]
+        for call in (lambda: comms[0].allreduce(np.full(2, -1.0)), comms[0].barrier):
+            with pytest.raises(RuntimeError, match="32768 operations of communicator 'world' are under way"):
+                call()
         await settle()
         assert early_bytes(comms[1]) <= EAGER_CREDIT
-        for number in range(count):
+        for number in range(MAX_PENDING):
             assert (await comms[1].allreduce(np.full(2, number)))[0] == 2 * number
-        await asyncio.gather(*ahead)
+        for number, total in enumerate(await asyncio.gather(*ahead)):
+            assert total.tolist() == [2 * number] * 2
+        # The refused calls took no number, and there is room again.
+        await in_step(comms)

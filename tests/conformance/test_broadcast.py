@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from ranks import each, on_all, outcomes
+from ranks import each, filled, in_turn, on_all, outcomes, sum_of_ranks
 
 from asynccoll import CollectiveMismatch, RemoteError
 from asynccoll.sim.driver import Conditions
@@ -117,11 +117,12 @@ async def test_every_layout_of_the_root_arrives_with_the_same_bits(world, dtype)
             if carrier.endswith("/expanded"):
                 bits = np.broadcast_to(bits[:1], shape).copy()
             held = carriers.hold(carrier, dtype, bits)
-            own, other = await each(comms, "broadcast", [held.value, None])
+            own, *others = await each(comms, "broadcast", filled(comms, [held.value, None]))
             assert carriers.kind(own) == carriers.kind(held.value), carrier
             plain = carriers.hold(carrier.partition("/")[0] + "/contiguous", dtype, bits)
-            assert carriers.kind(other) == carriers.kind(plain.value), carrier
-            for result in (own, other):
+            for other in others:
+                assert carriers.kind(other) == carriers.kind(plain.value), carrier
+            for result in (own, *others):
                 assert carriers.bits(result).tobytes() == bits.tobytes(), carrier
                 assert carriers.memory(result).shape == shape, carrier
                 assert not carriers.share_memory(result, held.value), carrier
@@ -140,11 +141,11 @@ async def test_the_roots_container_arrives_where_none_was_passed_and_ones_own_wh
 
     async with world(3) as comms:
         for given, template in itertools.product(forms(range(6)), forms([0] * 6)):
-            results = await each(comms, "broadcast", [given, None, template])
-            own, theirs, mine = map(carriers.kind, results)
+            results = await each(comms, "broadcast", filled(comms, [given, None, template]))
+            own, theirs, *mine = map(carriers.kind, results)
             assert own == carriers.kind(given)
             assert theirs == own.replace(">", "<")
-            assert mine == carriers.kind(template)
+            assert set(mine) == {carriers.kind(template)}
             for result in results:
                 assert carriers.bits(result).tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -153,21 +154,25 @@ async def test_the_roots_container_arrives_where_none_was_passed_and_ones_own_wh
 async def test_bfloat16_of_ml_dtypes_arrives_as_that_and_as_tensor_by_template(world):
     value = np.array([1.0, -2.5], ml_dtypes.bfloat16)
     async with world(3) as comms:
-        results = await each(comms, "broadcast", [value, None, torch.zeros(2, dtype=torch.bfloat16)])
-    assert [result.dtype for result in results] == [ml_dtypes.bfloat16, ml_dtypes.bfloat16, torch.bfloat16]
-    assert [carriers.bits(result).tolist() for result in results] == [carriers.bits(value).tolist()] * 3
+        template = torch.zeros(2, dtype=torch.bfloat16)
+        results = await each(comms, "broadcast", filled(comms, [value, None, template]))
+    dtypes = [ml_dtypes.bfloat16, ml_dtypes.bfloat16, torch.bfloat16]
+    assert [result.dtype for result in results] == filled(comms, dtypes)
+    for result in results:
+        assert carriers.bits(result).tolist() == carriers.bits(value).tolist()
 
 
 async def test_a_template_is_not_written_to(world):
     async with world(2) as comms:
         for template in (np.zeros(4), torch.zeros(4, dtype=torch.float64), np.zeros(8)[::2]):
-            results = await each(comms, "broadcast", [np.ones(4), template])
+            results = await each(comms, "broadcast", filled(comms, [np.ones(4), template]))
             assert results[1].tolist() == [1] * 4
             assert template.tolist() == [0] * 4
             assert not carriers.share_memory(results[1], template)
         frozen = np.zeros(4)
         frozen.flags.writeable = False  # good enough to say what is expected
-        assert (await each(comms, "broadcast", [np.ones(4), frozen]))[1].tolist() == [1] * 4
+        results = await each(comms, "broadcast", filled(comms, [np.ones(4), frozen]))
+        assert results[1].tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("number", range(len(OBJECTS)))
@@ -178,13 +183,14 @@ async def test_objects_arrive_equal_and_independent(world, number):
     for result in results:
         assert equal(result, value), result
     if isinstance(value, list | dict | bytearray | Settings):
-        assert len({id(result) for result in [value, *results]}) == 4
+        assert len({id(result) for result in [value, *results]}) == len(comms) + 1
 
 
 async def test_what_other_ranks_pass_is_ignored_unless_it_is_an_array(world):
     async with world(4) as comms:
         for value in (np.arange(3.0), {"a": 1}):
-            results = await each(comms, "broadcast", [value, "ignored", {"ignored": True}, 3])
+            passed = filled(comms, [value, "ignored", {"ignored": True}, 3])
+            results = await each(comms, "broadcast", passed)
             assert all(equal(result, value) for result in results), results
 
 
@@ -192,11 +198,8 @@ async def test_what_other_ranks_pass_is_ignored_unless_it_is_an_array(world):
 async def test_out_receives_the_array_on_every_rank(world, count):
     value = np.arange(count, dtype=np.float32)
     async with world(4) as comms:
-        big = carriers.hold("numpy/big-endian", "float32", np.zeros(count, np.float32))
-        strided = carriers.hold("numpy/strided", "float32", np.zeros(count, np.float32))
-        tensor = carriers.hold("torch/strided", "float32", np.zeros(count, np.float32))
-        root = carriers.hold("numpy/offset", "float32", np.zeros(count, np.float32))
-        held = [big, strided, root, tensor]
+        names = ["numpy/big-endian", "numpy/strided", "numpy/offset", "torch/strided"]
+        held = [carriers.hold(name, "float32", np.zeros(count, np.float32)) for name in in_turn(comms, names)]
         results = await on_all(
             comms, lambda c: c.broadcast(value if c.rank == 2 else None, 2, out=held[c.rank].value)
         )
@@ -218,7 +221,7 @@ async def test_a_read_only_array_can_be_broadcast_and_the_result_can_be_written(
     assert not frozen.flags.writeable
     async with world(3) as comms:
         for form in (frozen, memoryview(frozen), np.broadcast_to(np.float64(2), (3, 2))):
-            for result in await each(comms, "broadcast", [None, form, None], 1):
+            for result in await each(comms, "broadcast", filled(comms, [None, form, None]), 1):
                 assert np.asarray(result).tolist() == np.asarray(form).tolist()
                 assert np.asarray(result).flags.writeable
 
@@ -244,15 +247,20 @@ async def test_a_template_or_out_of_another_dtype_or_shape_is_a_mismatch_on_ever
                 for error in await outcomes(comms, attempt):
                     assert type(error) is CollectiveMismatch, (error, options)
                 assert (template == 1).all()
-        assert await on_all(comms, lambda comm: comm.allreduce(comm.rank)) == [3] * 3
+        totals = await on_all(comms, lambda comm: comm.allreduce(comm.rank))
+        assert totals == [sum_of_ranks(comms)] * len(comms)
 
 
 async def test_an_impossible_root_is_an_error_on_every_rank(world):
     async with world(2) as comms:
-        for root, kind in ((2, ValueError), (-1, ValueError), (1.0, TypeError), ("0", TypeError)):
+        size = len(comms)
+        for root, kind in ((size, ValueError), (-1, ValueError), (1.0, TypeError), ("0", TypeError)):
             for error in await outcomes(comms, lambda comm, root=root: comm.broadcast(1, root)):
                 assert type(error) is kind
                 assert str(root) in str(error)
-        errors = await outcomes(comms, lambda comm: comm.broadcast(1, 5 if comm.rank else 0))
-        assert [type(error) for error in errors] == [RemoteError, ValueError]
-        assert await each(comms, "broadcast", ["in step", None], np.int64(0)) == ["in step"] * 2
+        errors = await outcomes(comms, lambda comm: comm.broadcast(1, size + 3 if comm.rank == 1 else 0))
+        assert [type(error) for error in errors] == [
+            ValueError if rank == 1 else RemoteError for rank in range(size)
+        ]
+        values = filled(comms, ["in step", None])
+        assert await each(comms, "broadcast", values, np.int64(0)) == ["in step"] * size

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import reference
 import torch
-from ranks import each, on_all, outcomes
+from faults import in_step
+from ranks import each, filled, in_turn, on_all, ordinary, outcomes, sum_of_ranks
 
 from asynccoll import CollectiveMismatch, RemoteError
 from asynccoll.sim.driver import Conditions
@@ -91,15 +92,16 @@ async def test_every_op_gives_each_leaf_what_a_lone_allreduce_gives(world, op):
     rng = np.random.default_rng(3)
     dtypes = [dtype for dtype in reference.DTYPES if not reference.refused(op, dtype)]
     async with world(3) as comms:
+        size = len(comms)
         inputs = {}
         for dtype in dtypes * 2:  # two leaves of each dtype, which travel together
-            inputs[f"{dtype} {len(inputs)}"] = reference.inputs(dtype, op, 3, (7,), rng)
+            inputs[f"{dtype} {len(inputs)}"] = reference.inputs(dtype, op, size, (7,), rng)
         trees = [
             {
                 name: carriers.hold("numpy/strided", name.split()[0], values[r]).value
                 for name, values in inputs.items()
             }
-            for r in range(3)
+            for r in range(size)
         ]
         results = await each(comms, "allreduce_tree", trees, op)
         for name, values in inputs.items():
@@ -110,77 +112,84 @@ async def test_every_op_gives_each_leaf_what_a_lone_allreduce_gives(world, op):
 
 async def test_python_numbers_come_back_as_python_numbers(world):
     async with world(3) as comms:
-        values = [{"i": 2**60, "f": 0.1, "b": comm.rank == 1, "n": -5} for comm in comms]
+        size, big = len(comms), ordinary(2**60, 2**56)
+        values = [{"i": big, "f": 0.1, "b": comm.rank == 1, "n": -5} for comm in comms]
         for result in await each(comms, "allreduce_tree", values):
-            assert result == {"i": 3 * 2**60, "f": 0.1 + 0.1 + 0.1, "b": True, "n": -15}
+            fraction = ordinary(0.1 + 0.1 + 0.1, pytest.approx(0.1 * size))
+            assert result == {"i": size * big, "f": fraction, "b": True, "n": -5 * size}
             assert [type(value) for value in result.values()] == [int, float, bool, int]
         for result in await each(comms, "allreduce_tree", values, "max"):
-            assert result == {"i": 2**60, "f": 0.1, "b": True, "n": -5}
+            assert result == {"i": big, "f": 0.1, "b": True, "n": -5}
         averages = await each(comms, "allreduce_tree", [[1.0 * comm.rank, [2.5]] for comm in comms], "avg")
-        assert averages == [[1.0, [2.5]]] * 3
+        assert averages == [[(size - 1) / 2, [2.5]]] * size
         for result in await each(comms, "allreduce_tree", [comm.rank for comm in comms]):
-            assert (type(result), result) == (int, 3)
+            assert (type(result), result) == (int, sum_of_ranks(comms))
 
 
 async def test_none_is_structure_and_an_empty_tree_is_a_tree(world):
     async with world(3) as comms:
         for tree in (None, {}, [], (), [None], {"a": None, "b": []}, Frozen(None), Layer(None, ())):
-            for result in await each(comms, "allreduce_tree", [tree] * 3):
+            for result in await each(comms, "allreduce_tree", [tree] * len(comms)):
                 assert (type(result), result) == (type(tree), tree)
-        results = await each(comms, "allreduce_tree", [{"grad": None, "other": r} for r in range(3)])
-        assert results == [{"grad": None, "other": 3}] * 3
+        trees = [{"grad": None, "other": comm.rank} for comm in comms]
+        results = await each(comms, "allreduce_tree", trees)
+        assert results == [{"grad": None, "other": sum_of_ranks(comms)}] * len(comms)
 
 
 async def test_dicts_meet_by_key_and_keep_the_callers_order(world):
     async with world(3) as comms:
-        orders = [["a", "b", "c", 1], ["c", 1, "a", "b"], [1, "b", "c", "a"]]
+        orders = in_turn(comms, [["a", "b", "c", 1], ["c", 1, "a", "b"], [1, "b", "c", "a"]])
         values = {"a": 1, "b": 10, "c": 100, 1: 1000}
         trees = [{key: np.array([values[key]]) for key in order} for order in orders]
         for order, result in zip(orders, await each(comms, "allreduce_tree", trees), strict=True):
             assert list(result) == order
             assert {key: value.item() for key, value in result.items()} == {
-                k: 3 * v for k, v in values.items()
+                k: len(comms) * v for k, v in values.items()
             }
 
 
 async def test_kinds_of_dict_and_subclasses_of_tuple_are_kept(world):
     async with world(2) as comms:
+        size = len(comms)
         trees = [OrderedDict(b=Layer(1, np.ones(2)), a=2), defaultdict(list, b=Layer(1, np.ones(2)), a=2)]
-        ordered, defaulted = await each(comms, "allreduce_tree", trees)
+        ordered, defaulted, *_ = await each(comms, "allreduce_tree", in_turn(comms, trees))
         assert type(ordered) is OrderedDict
         assert type(defaulted) is defaultdict
         assert list(ordered) == ["b", "a"]
         for result in (ordered, defaulted):
-            assert (type(result["b"]), result["b"].weight, result["a"]) == (Layer, 2, 4)
-            assert result["b"].bias.tolist() == [2, 2]
+            assert (type(result["b"]), result["b"].weight, result["a"]) == (Layer, size, 2 * size)
+            assert result["b"].bias.tolist() == [size] * 2
         assert defaulted["missing"] == []
 
 
 async def test_fields_that_init_does_not_take_are_kept(world):
     async with world(2) as comms:
-        trees = [Counted(np.full(2, rank + 1.0)) for rank in range(2)]
+        size = len(comms)
+        trees = [Counted(np.full(2, rank + 1.0)) for rank in range(size)]
         for result in await each(comms, "allreduce_tree", trees):
             assert type(result) is Counted
-            assert result.value.tolist() == [3, 3]
-            assert result.count == 6
+            assert result.value.tolist() == [sum_of_ranks(comms) + size] * 2
+            assert result.count == 3 * size
 
 
 @pytest.mark.torch
 async def test_containers_of_leaves_need_not_agree_between_ranks(world):
     async with world(4) as comms:
         numbers = np.arange(5, dtype=np.float32)
-        leaves = [numbers, torch.from_numpy(numbers), memoryview(numbers), numbers.astype(">f4")]
+        kinds = [numbers, torch.from_numpy(numbers), memoryview(numbers), numbers.astype(">f4")]
+        leaves = in_turn(comms, kinds)
         trees = [{"leaf": leaf, "n": [1]} for leaf in leaves]
         for leaf, result in zip(leaves, await each(comms, "allreduce_tree", trees), strict=True):
             assert carriers.kind(result["leaf"]) == carriers.kind(leaf)
-            assert carriers.bits(result["leaf"]).tolist() == [0, 4, 8, 12, 16]
+            assert carriers.bits(result["leaf"]).tolist() == [len(comms) * n for n in range(5)]
             assert not carriers.share_memory(result["leaf"], leaf)
 
 
 async def test_leaves_of_one_tree_can_be_kept_and_written_apart(world):
     """They may live in one block of memory, but have no byte in common."""
     async with world(2) as comms:
-        for result in await each(comms, "allreduce_tree", [[np.ones(3), np.ones((2, 2)), np.ones(1)]] * 2):
+        trees = [[np.ones(3), np.ones((2, 2)), np.ones(1)]] * len(comms)
+        for result in await each(comms, "allreduce_tree", trees):
             for number, leaf in enumerate(result):
                 leaf[...] = number
             assert [leaf.tolist() for leaf in result] == [[0] * 3, [[1, 1]] * 2, [2]]
@@ -191,10 +200,9 @@ async def test_many_leaves_are_one_operation(world):
         before = [comm.stats()["operations"] for comm in comms]
         trees = [{f"layer {n}": np.full(n % 50, comm.rank, np.float32) for n in range(500)} for comm in comms]
         for result in await each(comms, "allreduce_tree", trees):
-            assert all((leaf == 3).all() for leaf in result.values())
-        assert [comm.stats()["operations"] - count for comm, count in zip(comms, before, strict=True)] == [
-            1
-        ] * 3
+            assert all((leaf == sum_of_ranks(comms)).all() for leaf in result.values())
+        for comm, count in zip(comms, before, strict=True):
+            assert comm.stats()["operations"] - count == 1
 
 
 async def test_large_trees_and_small_ones_run_at_once(world):
@@ -210,9 +218,9 @@ async def test_large_trees_and_small_ones_run_at_once(world):
 
         for results in await on_all(comms, rank):
             for count, result in zip((200_000, 1, 50_000, 0), results, strict=True):
-                assert result["n"] == 3 * count
+                assert result["n"] == len(comms) * count
                 assert result["x"].shape == (count,)
-                assert (result["x"] == 6).all()
+                assert (result["x"] == sum_of_ranks(comms) + len(comms)).all()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +241,11 @@ async def test_a_leaf_that_cannot_be_reduced_is_named(world, tree, op, place):
         for error in await outcomes(comms, lambda comm: comm.allreduce_tree(tree, op)):
             assert type(error) is TypeError
             assert place in str(error)
-        errors = await outcomes(comms, lambda comm: comm.allreduce_tree(tree if comm.rank else [1.0], op))
-        assert [type(error) for error in errors] == [RemoteError, TypeError]
-        assert await each(comms, "allreduce_tree", [[1], [2]]) == [[3]] * 2
+        errors = await outcomes(
+            comms, lambda comm: comm.allreduce_tree(tree if comm.rank == 1 else [1.0], op)
+        )
+        assert [type(error) for error in errors] == filled(comms, [RemoteError, TypeError, RemoteError])
+        await in_step(comms)
 
 
 async def test_a_callable_is_refused(world):
@@ -265,9 +275,10 @@ async def test_a_callable_is_refused(world):
 )
 async def test_trees_that_differ_are_a_mismatch_of_structure(world, one, other):
     async with world(3) as comms:
-        trees = [one, other, one]
+        trees = filled(comms, [one, other, one])
         for error in await outcomes(comms, lambda comm: comm.allreduce_tree(trees[comm.rank])):
             assert type(error) is CollectiveMismatch
             assert error.field == "structure"
             assert error.values[0] == error.values[2] != error.values[1]
-        assert await each(comms, "allreduce_tree", [[1]] * 3) == [[3]] * 3
+            assert set(error.values) == set(range(len(comms)))
+        assert await each(comms, "allreduce_tree", [[1]] * len(comms)) == [[len(comms)]] * len(comms)

@@ -514,7 +514,7 @@ class TestTimeout:
         wires.start(0, timeout=2.0)
         wires.take(0, 1)
         wires.tick(2.0)
-        assert wires.engines[0].next_deadline() == 2.5
+        assert wires.engines[0].next_deadline == 2.5
         wires.tick(2.499)
         assert not wires.ended[0]
         wires.tick(2.5)

@@ -35,8 +35,11 @@ class Sink:
     def landed(self, peer, flags, landing):
         self.calls.append(("landed", peer, flags, landing))
 
-    def control(self, peer, kind, flags, round_, comm, seq, tag, payload):
-        self.calls.append(("control", peer, kind, flags, round_, comm, seq, tag, bytes(payload)))
+    def start(self, peer, round_, comm, seq, payload):
+        self.calls.append(("start", peer, round_, comm, seq, bytes(payload)))
+
+    def control(self, peer, kind, comm, seq, payload):
+        self.calls.append(("control", peer, kind, comm, seq, bytes(payload)))
 
 
 @pytest.fixture
@@ -72,7 +75,9 @@ def stream(rng, sizes):
         kind = rng.choice([wire.START, wire.READY, wire.CREDIT, wire.WANT, wire.ABORT, wire.GOODBYE])
         body = rng.randbytes(rng.choice([0, 8, 30]))
         data += frame(kind, seq, body, round_=4, tag=78)
-        calls.append(("control", 5, kind, 0, 4, 0, seq, 78, body))
+        calls.append(
+            ("start", 5, 4, 0, seq, body) if kind == wire.START else ("control", 5, kind, 0, seq, body)
+        )
     return data, calls
 
 
@@ -224,7 +229,7 @@ class TestMalformed:
     def test_no_frame_is_decoded_twice_even_if_the_sink_raises(self, decoder, sink, monkeypatch):
         seen = []
 
-        def raises_once(peer, kind, flags, round_, comm, seq, tag, payload):
+        def raises_once(peer, kind, comm, seq, payload):
             seen.append(seq)
             if seq == 2:
                 raise ZeroDivisionError
@@ -234,6 +239,40 @@ class TestMalformed:
             feed(decoder, b"".join(frame(wire.WANT, seq) for seq in range(5)))
         feed(decoder, frame(wire.WANT, 5))
         assert seen == [0, 1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, RuntimeError])
+    def test_nor_if_it_raises_at_a_payload_as_a_reduce_function_may(self, decoder, sink, monkeypatch, error):
+        seen = []
+
+        def raises_once(peer, flags, comm, seq, tag, payload, owned=False):
+            seen.append((seq, bytes(payload)))
+            if seq == 1:
+                raise error
+
+        monkeypatch.setattr(sink, "data", raises_once)
+        with pytest.raises(error):
+            feed(decoder, b"".join(frame(wire.DATA, seq, b"%d" % seq) for seq in range(4)))
+        feed(decoder, frame(wire.DATA, 4, b"4"))
+        assert seen == [(seq, b"%d" % seq) for seq in range(5)]
+
+    @pytest.mark.parametrize("where", ["collected", "in place"])
+    def test_nor_if_it_raises_at_a_bulk_payload(self, decoder, sink, monkeypatch, where):
+        bulk = b"x" * (SMALL + 1)
+        if where == "in place":
+            sink.memory, sink.op = bytearray(len(bulk)), operation()
+        told = []
+
+        def raises(*args):
+            told.append(args)
+            raise SystemExit
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sink, "landed" if where == "in place" else "data", raises)
+            with pytest.raises(SystemExit):
+                feed(decoder, frame(wire.DATA, 1, bulk), [100])
+        feed(decoder, frame(wire.DATA, 2, b"next"))
+        assert len(told) == 1
+        assert [(call[4], call[-1]) for call in sink.calls] == [(2, b"next")]
 
     def test_frames_before_the_malformed_one_count(self, decoder, sink):
         with pytest.raises(ProtocolError):

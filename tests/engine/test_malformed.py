@@ -63,7 +63,7 @@ def busy_rank():
 
 def start(seq, round_, value=0):
     strict, _, tag = digests(CALL)
-    return wire.start_frame(round_, 0, seq, tag, wire.Record(strict, value, wire.NO_DEADLINE, 7), 3)
+    return wire.start_frame(round_, 0, seq, tag, (strict, value, wire.NO_DEADLINE, 7), 3)
 
 
 def valid(rng):

@@ -9,7 +9,7 @@ import pytest
 from wires import CALL, KIB, operation
 
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, OutStream
-from asynccoll.engine.transfers import FoldBytes, RecvBytes
+from asynccoll.engine.transfers import RecvBytes
 from asynccoll.errors import ProtocolError
 
 
@@ -22,7 +22,7 @@ class TestInStream:
     def test_a_receive_is_filled_in_the_order_of_arrival(self):
         into = bytearray(6)
         stream = InStream()
-        assert not stream.post(RecvBytes(1, memoryview(into)))
+        assert not stream.post(memoryview(into), None, len(into))
         stream.take(memoryview(b"abc"))
         assert not stream.complete()
         stream.take(memoryview(b"def"))
@@ -33,7 +33,7 @@ class TestInStream:
     def test_a_fold_hears_the_offset_of_each_piece(self):
         heard = []
         stream = InStream()
-        assert not stream.post(FoldBytes(1, 5, lambda offset, piece: heard.append((offset, bytes(piece)))))
+        assert not stream.post(None, lambda offset, piece: heard.append((offset, bytes(piece))), 5)
         stream.take(memoryview(b"abc"))
         stream.take(memoryview(b"de"))
         assert stream.complete()
@@ -44,21 +44,21 @@ class TestInStream:
         stream = InStream()
         stream.backlog.extend(map(memoryview, (b"ab", b"cdef", b"gh")))
         into = bytearray(4)
-        assert stream.post(RecvBytes(1, memoryview(into)))
+        assert stream.post(memoryview(into), None, len(into))
         assert into == b"abcd"
         assert [bytes(piece) for piece in stream.backlog] == [b"ef", b"gh"]
 
     def test_a_receive_of_nothing_is_complete_at_once(self):
         stream = InStream()
         stream.backlog.append(memoryview(b"a"))
-        assert stream.post(RecvBytes(1, memoryview(bytearray(0))))
+        assert stream.post(memoryview(bytearray(0)), None, 0)
         assert len(stream.backlog) == 1
 
     def test_a_short_backlog_leaves_the_receive_posted(self):
         stream = InStream()
         stream.backlog.append(memoryview(b"ab"))
         into = bytearray(3)
-        assert not stream.post(RecvBytes(1, memoryview(into)))
+        assert not stream.post(memoryview(into), None, len(into))
         assert (stream.filled, stream.total) == (2, 3)
         assert not stream.backlog
 
@@ -76,7 +76,7 @@ class TestDeliver:
         left = memoryview(data)
         for size in sizes:
             into = bytearray(size)
-            ready = stream.post(RecvBytes(1, memoryview(into)))
+            ready = stream.post(memoryview(into), None, len(into))
             while not ready:
                 op.waiting = stream
                 piece, left = left[: (count := rng.randint(1, 120))], left[count:]
@@ -100,7 +100,7 @@ class TestDeliver:
     @pytest.mark.parametrize("owned", [True, False])
     def test_what_is_too_much_for_the_receive_goes_to_the_backlog(self, owned):
         op, stream, memory, into = operation(), InStream(), bytearray(b"abcde"), bytearray(3)
-        stream.post(RecvBytes(1, memoryview(into)))
+        stream.post(memoryview(into), None, len(into))
         op.waiting = stream
         assert op.deliver(stream, memoryview(memory), owned=owned)
         if not owned:
@@ -128,7 +128,7 @@ class TestRelease:
         op = operation(RecvBytes(1, memoryview(memory)))
         next(op.program)
         stream = op.inputs[1] = InStream()
-        stream.post(RecvBytes(1, memoryview(memory)))
+        stream.post(memoryview(memory), None, len(memory))
         stream.backlog.append(memoryview(memory))
         op.waiting = stream
         out = op.outputs[1] = OutStream(op, 1)

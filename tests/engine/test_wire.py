@@ -36,7 +36,7 @@ def test_limits_are_those_that_peers_rely_on():
         ),
         (wire.credit_frame(9), "04 00 0000 00000000 0000000000000000 00000000 08000000 0900000000000000"),
         (
-            wire.start_frame(7, 2, 3, 4, wire.Record(5, 6, 8, 0b101), 9),
+            wire.start_frame(7, 2, 3, 4, (5, 6, 8, 0b101), 9),
             "02 00 0700 02000000 0300000000000000 04000000 16000000"
             "0500000000000000 0600000000000000 08000000 0500",
         ),
@@ -51,7 +51,7 @@ def test_each_frame_is_these_bytes(packed, expected):
 
 @pytest.mark.parametrize("size", [2, 7, 8, 9, 64, 1000])
 def test_a_record_comes_back_whatever_the_world_size(size):
-    record = wire.Record((1 << 64) - 1, 0, wire.NO_DEADLINE, (1 << size) - 1)
+    record = ((1 << 64) - 1, 0, wire.NO_DEADLINE, (1 << size) - 1)
     (start,) = frames(wire.start_frame(0, 0, 0, 0, record, size))
     assert wire.parse_record(memoryview(start.payload), size) == record
     assert len(start.payload) == 20 + -(-size // 8)

@@ -58,7 +58,7 @@ def operation(*transfers, result=None, call=CALL, program=None, **options):
 class Wires:
     """Real engines for ``ranks`` of a world of ``size``; what the other ranks send is made up by the test.
 
-    Keeps the driver's duties to the letter: writes only to peers that `Engine.take_dirty` named, until there is nothing left.
+    Keeps the driver's duties to the letter: writes only to peers that `Engine.dirty` named, until there is nothing left.
     """
 
     def __init__(self, size, ranks=None):
@@ -110,7 +110,7 @@ class Wires:
         """Let the time be ``now``, and serve the timers that are due."""
         self.now = now
         for rank, engine in self.engines.items():
-            deadline = engine.next_deadline()
+            deadline = engine.next_deadline
             if deadline is not None and deadline <= now:
                 engine.handle_timer(now)
                 self.collect(rank)
@@ -119,8 +119,9 @@ class Wires:
 
     def collect(self, rank):
         engine = self.engines[rank]
-        self.due[rank].update(dict.fromkeys(engine.take_dirty()))
-        for event in engine.events():
+        self.due[rank].update(engine.dirty)
+        engine.dirty.clear()
+        for event in engine.take_events():
             if isinstance(event, PeerBroken):
                 self.broken[rank][event.peer] = event.error
             else:
@@ -250,7 +251,7 @@ def send(peer, data):
 def start_record(seq=0, *, call=CALL, round_=0, size=2, heard=0b10, remaining=wire.NO_DEADLINE):
     """A START frame as rank 1 would send it."""
     strict, value, tag = digests(call)
-    return wire.start_frame(round_, 0, seq, tag, wire.Record(strict, value, remaining, heard), size)
+    return wire.start_frame(round_, 0, seq, tag, (strict, value, remaining, heard), size)
 
 
 def data(seq, payload, *, flags=wire.EAGER, tag=TAG):

@@ -413,6 +413,24 @@ async def test_a_member_that_breaks_the_protocol_is_named(message):
     sock.close()
 
 
+async def test_a_rank_that_fails_before_it_joins_is_named_by_all():
+    """It may find that it cannot listen: nobody need wait for it any longer."""
+    port = free_port()
+    ranks = [asyncio.ensure_future(form(rank, 3, port)) for rank in (0, 2)]
+    await attentive(port)
+    sock = await proved(1, 3, port)
+    try:
+        await control.send(sock, control.encode("failed", text="it has no ears", missing=[]))
+        for error in await failures(*ranks):
+            assert type(error) is RendezvousError
+            assert "rank 1 at 127.0.0.1:" in str(error)
+            assert "it has no ears" in str(error)
+            assert error.missing == {1}
+            assert error.elapsed < 10
+    finally:
+        sock.close()
+
+
 async def test_a_caller_with_the_secret_and_no_join_is_dropped_and_harms_nobody():
     port = free_port()
     waiting = asyncio.ensure_future(form(0, 2, port))

@@ -89,6 +89,9 @@ PICKED = [
     ),
     ("torchrun inside Slurm", {**SLURM, **TORCHRUN}, dict(rank=2, size=3)),
     ("torchrun inside Open MPI", {**OPEN_MPI, **TORCHRUN}, dict(rank=2, size=3)),
+    ("an interface beside torchrun", {**TORCHRUN, "ASYNCCOLL_SOCKET_IFNAME": " ib0 "}, dict(interface="ib0")),
+    ("no interface", TORCHRUN, dict(interface=None)),
+    ("an interface in a world of one", {"ASYNCCOLL_SOCKET_IFNAME": ""}, dict(size=1, interface=None)),
     ("only a local rank", {"LOCAL_RANK": "1"}, dict(size=1, local_rank=None, source="none")),
     ("only an address", {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}, dict(size=1, host=None)),
 ]
@@ -116,6 +119,11 @@ REFUSED = [
     ("rank is negative", {**PLAIN, "RANK": "-1"}, ["RANK='-1' is negative"]),
     ("rank is empty", {**PLAIN, "RANK": ""}, ["RANK='' is empty"]),
     ("rank is blank", {**PLAIN, "RANK": "  "}, ["RANK='  ' is empty"]),
+    (
+        "interface is blank",
+        {**PLAIN, "ASYNCCOLL_SOCKET_IFNAME": " "},
+        ["ASYNCCOLL_SOCKET_IFNAME=' ' is empty", "name of a network interface"],
+    ),
     ("rank is huge", {**PLAIN, "RANK": "9" * 5000}, ["RANK=", "larger than 2147483647"]),
     ("size is a word", {**PLAIN, "WORLD_SIZE": "all"}, ["WORLD_SIZE='all' is not an integer"]),
     ("size is zero", {**PLAIN, "WORLD_SIZE": "0"}, ["WORLD_SIZE='0'", "at least 1"]),

@@ -87,7 +87,8 @@ sys.stdin.readline()
 ranks, size, address = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 
 async def main():
-    places = [Placement(rank=rank, size=size, host=address, port=29500) for rank in ranks]
+    interface = (sys.argv[5:] or [None])[0]
+    places = [Placement(rank=rank, size=size, host=address, port=29500, interface=interface) for rank in ranks]
     meshes = await asyncio.gather(
         *(form_mesh(place, b"s", init_timeout=float(sys.argv[4])) for place in places), return_exceptions=True
     )
@@ -108,8 +109,8 @@ asyncio.run(main())
 class Host:
     """Some ranks in a network namespace of their own."""
 
-    def __init__(self, ranks, size, address, init_timeout=20.0):
-        arguments = [json.dumps(ranks), str(size), address, str(init_timeout)]
+    def __init__(self, ranks, size, address, init_timeout=20.0, *interface):
+        arguments = [json.dumps(ranks), str(size), address, str(init_timeout), *interface]
         self.count = len(ranks)
         self.process = subprocess.Popen(
             ["unshare", "-n", sys.executable, "-c", HOST, *arguments],
@@ -170,6 +171,21 @@ def test_ranks_advertise_the_address_that_leads_to_rank_0(hosts):
     for outcome in (*a.outcomes(), *b.outcomes()):
         hosts_of_ranks = {rank: address.rpartition(":")[0] for rank, address in outcome["addresses"].items()}
         assert hosts_of_ranks == {"0": "10.0.0.1", "1": "10.0.0.1", "2": "10.0.0.2", "3": "10.0.0.2"}
+        assert outcome["nodes"] == {"0": 0, "1": 0, "2": 1, "3": 1}
+
+
+def test_ranks_advertise_an_address_of_the_interface_that_is_named(hosts):
+    a, b = hosts(([0, 1], 4, "10.0.0.1", 20.0, "fast0"), ([2, 3], 4, "10.0.0.1", 20.0, "fast0"))
+    a.ip("link", "add", "fast0", "type", "veth", "peer", "name", "fast0", "netns", b.pid)
+    for number, host in enumerate((a, b), start=1):
+        host.ip("addr", "add", f"10.1.0.{number}/24", "dev", "fast0")
+        host.ip("link", "set", "fast0", "up")
+    for host in (a, b):
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        hosts_of_ranks = {rank: address.rpartition(":")[0] for rank, address in outcome["addresses"].items()}
+        # Rank 0 is where everybody was told, and the last rank is called by nobody.
+        assert hosts_of_ranks == {"0": "10.0.0.1", "1": "10.1.0.1", "2": "10.1.0.2", "3": "10.0.0.2"}
         assert outcome["nodes"] == {"0": 0, "1": 0, "2": 1, "3": 1}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -213,6 +214,16 @@ async def test_the_environments_time_limit_is_the_default(monkeypatch):
         assert comm._options.timeout == 7.5
     async with asynccoll.init(timeout=3) as comm:
         assert comm._options.timeout == 3.0
+
+
+@pytest.mark.parametrize("verb", ["init", "connect"])
+async def test_an_explicit_limit_wins_over_the_environments_even_if_it_is_the_default(verb, monkeypatch):
+    monkeypatch.setenv("ASYNCCOLL_TIMEOUT", "7.5")
+    for explicit in (1800, 1800.0, timedelta(minutes=30)):
+        async with getattr(asynccoll, verb)(timeout=explicit) as comm:
+            assert comm._options.timeout == 1800.0
+    async with getattr(asynccoll, verb)(timeout=None) as comm:
+        assert comm._options.timeout is None
 
 
 async def test_a_cancelled_init_leaves_the_address_free(port):

@@ -151,6 +151,43 @@ start(main())
     assert cause in ended[0].said[0]["text"]
 
 
+IN_A_LOOP = """
+async def main():
+    async with asynccoll.init() as comm:
+        try:
+            say(result=await comm.allreduce(comm.rank, lambda a, b: sys.exit(3)))
+        except asynccoll.RemoteError as error:
+            say(origin=error.origin, type=error.type_name)
+
+start(main())
+"""
+WITHOUT_A_LOOP = """
+import asynccoll.sync as ac
+
+with ac.init() as comm:
+    try:
+        say(result=comm.allreduce(comm.rank, lambda a, b: sys.exit(3)))
+    except asynccoll.RemoteError as error:
+        say(origin=error.origin, type=error.type_name)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "loop"),
+    [(IN_A_LOOP, "asyncio"), (IN_A_LOOP, "uvloop"), (WITHOUT_A_LOOP, "sync")],
+    ids=["asyncio", "uvloop", "sync"],
+)
+def test_an_exit_inside_a_reduce_function_ends_its_process_and_the_others_hear_of_it(program, loop):
+    ended = run_ranks(program, 3, loop=loop, limit=30.0)
+    assert [process.code for process in ended] == [3, 0, 0], [process.errors for process in ended]
+    # As its loop ends its main task may still hear of the failure, or be cancelled.
+    assert not any("result" in fact for fact in ended[0].said)
+    assert "Traceback" not in ended[0].errors
+    for process in ended[1:]:
+        assert [(fact["origin"], fact["type"]) for fact in process.said] == [(0, "SystemExit")]
+        assert process.errors == ""
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_good_run_in_development_mode_says_nothing(loop):
     ended = run_ranks(

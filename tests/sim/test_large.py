@@ -1,6 +1,9 @@
 """Many ranks in one process, in virtual time."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,3 +63,26 @@ async def test_a_ring_of_256_ranks():
         return set(result.tolist())
 
     assert await world(256, body) == [{sum(range(256))}] * 256
+
+
+SLICE = (
+    "test_allgather.py::test_the_rows_of_one_array_can_be_out",
+    "test_broadcast.py::test_every_root_of_a_large_world_reaches_every_rank",
+    "test_cancel.py::test_every_rank_may_cancel_at_once",
+    "test_close.py::test_what_is_pending_on_the_leaver_ends_too",
+    "test_loss.py::test_survivors_hear_of_it_within_a_round_trip",
+    "test_mismatch.py::test_three_opinions_are_all_reported",
+    "test_objects_path.py::test_the_fold_is_strictly_from_the_left_in_rank_order",
+    "test_timeout.py::test_a_late_call_of_another_kind_fails_as_well",
+)
+"""Of the conformance suite, for each verb and each way to fail one."""
+
+
+def test_a_slice_of_the_conformance_suite_passes_with_64_ranks():
+    suite = Path(__file__).parents[1] / "conformance"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += ["--world-size", "64", "--worlds", "sim", *(str(suite / test) for test in SLICE)]
+    done = subprocess.run(command, cwd=suite.parents[1], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(SLICE)} worlds of 64 ranks were opened" in done.stdout
+    assert f"{len(SLICE)} passed" in done.stdout

@@ -6,9 +6,9 @@ in float32), the schedule runs over slabs, so that the extra memory is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,20 @@ from asynccoll.buffers import flat_bytes
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Transfer
 from asynccoll.reduction import Arithmetic
 
-__all__ = ["Part", "allreduce", "allreduce_parts", "sources", "steps_of"]
+__all__ = ["Part", "Share", "allreduce", "allreduce_parts", "sources", "steps_of"]
 
 Flat = npt.NDArray[Any]
 """A 1-D C-contiguous array."""
 
+Share: TypeAlias = tuple[str, Arithmetic, int]
+"""Algorithm, arithmetic and number of elements of a part."""
+
 SLAB_BYTES: Final = 1 << 24
 """Bytes of a slab on the partial plane where that is separate memory (16 MiB)."""
 _SEGMENT_BYTES: Final = 1 << 18
-"""Bytes of a pipelined segment of a tree."""
+"""Bytes of a pipelined segment of a tree or a ring."""
+_MAX_SEGMENTS: Final = 64
+"""Segments of a chunk of the ring: more would only make the schedule of a huge array long."""
 _SNAPSHOT_BYTES: Final = 1 << 16
 """Bytes of a slab of recursive doubling, which is copied at each round."""
 
@@ -44,6 +49,11 @@ class Part:
         self.algorithm = algorithm
         """Name of the schedule: never ``"auto"``."""
 
+    @property
+    def share(self) -> Share:
+        """What `sources` needs to know of it."""
+        return self.algorithm, self.arithmetic, len(self.storage)
+
 
 @lru_cache(maxsize=128)
 def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> tuple[Step, ...]:
@@ -53,54 +63,62 @@ def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) ->
 
 def _schedule(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> Iterable[Step]:
     schedule = registry.schedule("allreduce", algorithm)
+    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else _SEGMENT_BYTES) // itemsize)
     if algorithm == "ring":
-        return schedule(rank, size, count)
-    unit = _SNAPSHOT_BYTES if algorithm == "doubling" else _SEGMENT_BYTES
-    return schedule(rank, size, count, max(1, unit // itemsize))
+        unit = max(unit, count // (size * _MAX_SEGMENTS))
+    return schedule(rank, size, count, unit)
 
 
-def _slab_length(part: Part) -> int:
+def _slab_length(arithmetic: Arithmetic, count: int) -> int:
     """Elements per run of the schedule: all of them, unless the partial plane is separate memory."""
-    count = len(part.storage)
-    if not part.arithmetic.separate:
+    if not arithmetic.separate:
         return max(1, count)
-    return max(1, SLAB_BYTES // part.arithmetic.partial.itemsize)
+    return max(1, SLAB_BYTES // arithmetic.partial.itemsize)
 
 
-def sources(parts: Sequence[Part], rank: int, size: int) -> Mapping[int, int] | None:
+def sources(shares: Iterable[Share], rank: int, size: int) -> Mapping[int, int] | None:
     """Rank -> bytes to come, if all bytes come from one rank: they always have a place once the operation runs."""
     total = 0
     peers: set[int] = set()
-    for part in parts:
-        partial, final = part.arithmetic.partial.itemsize, part.storage.itemsize
-        slab = _slab_length(part)
-        for lo in range(0, len(part.storage), slab):
-            count = min(slab, len(part.storage) - lo)
-            for step in steps_of(part.algorithm, rank, size, count, partial):
+    for algorithm, arithmetic, count in shares:
+        partial, final = arithmetic.partial.itemsize, arithmetic.storage.itemsize
+        slab = _slab_length(arithmetic, count)
+        for lo in range(0, count, slab):
+            for step in steps_of(algorithm, rank, size, min(slab, count - lo), partial):
                 if type(step) is Recv:
                     peers.add(step.peer)
                     total += (step.hi - step.lo) * (final if step.combine is None else partial)
     return {peers.pop(): total} if len(peers) == 1 else None
 
 
-def _run(part: Part, rank: int, size: int) -> Generator[Transfer, None, None]:
-    arithmetic = part.arithmetic
-    storage = part.storage
-    slab = _slab_length(part)
-    partial: Flat = storage
-    if arithmetic.separate:
-        partial = np.empty(min(slab, len(storage)), arithmetic.partial)
-    for lo in range(0, len(storage), slab):
+def _run(part: Part, rank: int, size: int) -> Iterator[Transfer]:
+    """The transfers of one part, and its arithmetic between them."""
+    arithmetic, final = part.arithmetic, part.storage
+    if arithmetic.separate or not len(final):
+        return _slabs(part, rank, size)
+    partial = arithmetic.plane(final)
+    arithmetic.load(final, partial)
+    steps = steps_of(part.algorithm, rank, size, len(final), final.itemsize)
+    return _reduce(steps, arithmetic, partial, final, size)
+
+
+def _slabs(part: Part, rank: int, size: int) -> Iterator[Transfer]:
+    """A slab at a time, so that the partial plane needs little memory of its own."""
+    arithmetic, storage = part.arithmetic, part.storage
+    count, itemsize = len(storage), arithmetic.partial.itemsize
+    slab = _slab_length(arithmetic, count)
+    partial = np.empty(min(slab, count), arithmetic.partial)
+    for lo in range(0, count, slab):
         final = storage[lo : lo + slab]
-        working = partial[: len(final)] if arithmetic.separate else arithmetic.plane(final)
+        working = partial[: len(final)]
         arithmetic.load(final, working)
-        steps = steps_of(part.algorithm, rank, size, len(final), arithmetic.partial.itemsize)
+        steps = steps_of(part.algorithm, rank, size, len(final), itemsize)
         yield from _reduce(steps, arithmetic, working, final, size)
 
 
 def _reduce(
     steps: Iterable[Step], arithmetic: Arithmetic, partial: Flat, final: Flat, size: int
-) -> Generator[Transfer, None, None]:
+) -> Iterator[Transfer]:
     final_bytes = flat_bytes(final)
     partial_bytes = flat_bytes(partial) if arithmetic.separate else final_bytes
     wide, narrow = partial.itemsize, final.itemsize
@@ -125,13 +143,15 @@ def _reduce(
 
 def _folder(arithmetic: Arithmetic, mine: Flat, operand: str) -> Callable[[int, memoryview], None]:
     combine = arithmetic.combine_lower if operand == "lower" else arithmetic.combine_higher
-    dtype = mine.dtype
-    itemsize = mine.itemsize
+    dtype, whole = mine.dtype, mine.nbytes
 
     def fold(offset: int, piece: memoryview) -> None:
         incoming = np.frombuffer(piece, dtype)
-        lo = offset // itemsize
-        combine(mine[lo : lo + len(incoming)], incoming)
+        if len(piece) == whole:
+            combine(mine, incoming)
+        else:
+            lo = offset // dtype.itemsize
+            combine(mine[lo : lo + len(incoming)], incoming)
 
     return fold
 

@@ -35,7 +35,7 @@ def run(wires, made, *, expected=True, shuffled=None):
         wires.start(
             rank,
             program=reductions.allreduce(part, rank, size, lambda part=part: part.storage),
-            expected=reductions.sources([part], rank, size) if expected else None,
+            expected=reductions.sources([part.share], rank, size) if expected else None,
         )
     if shuffled is None:
         wires.settle()
@@ -162,7 +162,7 @@ class TestSources:
         for size, count in itertools.product((2, 3, 4, 5), (0, 1, 7, 5000)):
             wires = Wires(size)
             _, made = parts(dtype, algorithm, size, count)
-            announced = [reductions.sources([part], rank, size) for rank, part in enumerate(made)]
+            announced = [reductions.sources([part.share], rank, size) for rank, part in enumerate(made)]
             run(wires, made, expected=False)
             for rank, sources in enumerate(announced):
                 if sources is None:
@@ -175,19 +175,19 @@ class TestSources:
         monkeypatch.setattr(reductions, "SLAB_BYTES", 40)
         wires = Wires(3)
         _, made = parts("float16", "ring", 3, 95)
-        sources = [reductions.sources([part], rank, 3) for rank, part in enumerate(made)]
+        sources = [reductions.sources([part.share], rank, 3) for rank, part in enumerate(made)]
         run(wires, made)
         assert sources == [{(rank - 1) % 3: payload_to(wires, rank)} for rank in range(3)]
 
     def test_several_parts_are_added_up(self):
         _, floats = parts("float32", "ring", 3, 30)
         _, halves = parts("float16", "ring", 3, 30)
-        one, two = (reductions.sources([part], 0, 3)[2] for part in (floats[0], halves[0]))
-        assert reductions.sources([floats[0], halves[0]], 0, 3) == {2: one + two}
+        one, two = (reductions.sources([part.share], 0, 3)[2] for part in (floats[0], halves[0]))
+        assert reductions.sources([floats[0].share, halves[0].share], 0, 3) == {2: one + two}
 
     def test_bytes_from_two_ranks_have_no_place_beforehand(self):
         _, made = parts("float32", "tree", 3, 1000)
-        assert reductions.sources([made[0]], 0, 3) is None
+        assert reductions.sources([made[0].share], 0, 3) is None
 
 
 class TestSteps:
@@ -215,7 +215,9 @@ class TestParts:
             program = reductions.allreduce_parts(
                 mine, rank, size, lambda mine=mine: [part.storage for part in mine]
             )
-            wires.start(rank, program=program, expected=reductions.sources(mine, rank, size))
+            wires.start(
+                rank, program=program, expected=reductions.sources([part.share for part in mine], rank, size)
+            )
         wires.settle()
         for rank in range(size):
             (result,) = wires.results(rank)
