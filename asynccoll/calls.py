@@ -30,7 +30,7 @@ from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import Digests, Fingerprint, digests
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import items, reductions
-from asynccoll.engine.transfers import Program
+from asynccoll.engine.transfers import Program, Swap
 from asynccoll.errors import ProtocolError
 from asynccoll.trees import flatten
 
@@ -53,11 +53,13 @@ class Call(NamedTuple):
     """An operation ready to be submitted."""
 
     fingerprint: Fingerprint
-    program: Program
+    program: Program | Swap
     expected: Mapping[int, int] | None = None
     """Group rank -> all bytes to come from it, where they always have a place."""
     agreed: Digests | None = None
     """Digests of the fingerprint, where they are at hand."""
+    swaps: bool = False
+    """The program is a `Swap`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def _into(out: Any, write_back: Callable[[], None] | None) -> Callable[[], Any]:
 class _Plan:
     """What an array's reduction will be, decided before any memory is touched."""
 
-    __slots__ = ("agreed", "algorithm", "arithmetic", "expected", "fingerprint")
+    __slots__ = ("agreed", "algorithm", "arithmetic", "expected", "fingerprint", "operands")
 
     def __init__(self, place: Place, op: str, array: Array, algorithm: str, name: str | None) -> None:
         dtype = array.dtype
@@ -184,6 +186,9 @@ class _Plan:
             "allreduce", "array", op, dtype.name, array.shape, None, name, algorithm
         )
         self.agreed = digests(self.fingerprint)
+        self.operands = reductions.swap_operands(
+            self.algorithm, place.rank, place.size, array.count, arithmetic.partial.itemsize
+        )
         self.expected: Mapping[int, int] | None = None
         if array.nbytes > EAGER_STREAM:
             self.expected = reductions.sources(
@@ -205,9 +210,11 @@ def _plan(place: Place, op: str, array: Array, algorithm: str, name: str | None)
 
 
 def _reduce(place: Place, plan: _Plan, flat: Any, result: Callable[[], Any]) -> Call:
-    program = reductions.allreduce(
-        reductions.Part(flat, plan.arithmetic, plan.algorithm), place.rank, place.size, result
-    )
+    part = reductions.Part(flat, plan.arithmetic, plan.algorithm)
+    if plan.operands is not None:
+        swap = reductions.swap(part, plan.operands, place.size, result)
+        return Call(plan.fingerprint, swap, None, plan.agreed, swaps=True)
+    program = reductions.allreduce(part, place.rank, place.size, result)
     return Call(plan.fingerprint, program, plan.expected, plan.agreed)
 
 

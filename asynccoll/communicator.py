@@ -339,11 +339,12 @@ class Communicator:
                     "key= is reserved for keyed operations, which this version does not have; leave it out"
                 )
             _check_name(name)
-            fingerprint, program, expected, agreed = prepare()
+            fingerprint, program, expected, agreed, swaps = prepare()
             return Operation(
                 fingerprint,
                 digests(fingerprint) if agreed is None else agreed,
                 program,
+                swaps=swaps,
                 expected=expected,
                 timeout=limit,
                 site=_call_site(),

@@ -8,11 +8,7 @@ on
 no-digests
     Nothing is described and compared: no fingerprint, no digests, no call site. Every call has the same constant ones,
     so that only the comparison of two equal integers per frame is left. This is what detection costs beside the START
-    round.
-no-start
-    In addition no START round: operations are not announced, and only the payload travels. The results are the same,
-    since an allreduce waits for everyone's payload anyway; barrier and deadline would suffer. What that saves are frames
-    of their own, with all they cost in the engine and the kernel.
+    round, which at powers of two shares its frames with the payload.
 
 The modes replace functions of the package from outside, in all ranks at once, for the length of a run; the package has no
 such switch, and none of this is supported for any other purpose.
@@ -37,10 +33,7 @@ import numpy as np
 import asynccoll
 from asynccoll import Communicator, calls, communicator
 from asynccoll.calls import Place
-from asynccoll.engine.engine import Engine
 from asynccoll.engine.fingerprint import Fingerprint, digests
-from asynccoll.engine.group import Group
-from asynccoll.engine.operation import Operation
 from asynccoll.launch import launch
 from benchmarks.nccl_format import fitted
 from benchmarks.ranks import LOOPS, loop_factory
@@ -48,7 +41,7 @@ from benchmarks.sizes import parse_size
 
 __all__ = ["MODES", "main", "run_rank", "switched"]
 
-MODES = ("on", "no-digests", "no-start")
+MODES = ("on", "no-digests")
 
 
 def _same_plan() -> Callable[..., Any]:
@@ -69,15 +62,6 @@ def _no_site() -> None:
     return None
 
 
-_number = Engine._number
-
-
-def _unannounced(engine: Engine, op: Operation, comm: int, now: float) -> Group:
-    group = _number(engine, op, comm, now)
-    op.rounds = ()
-    return group
-
-
 @contextlib.contextmanager
 def switched(mode: str) -> Iterator[None]:
     """Call in ``mode``. Every rank does so from the same call on, up to the same call."""
@@ -85,8 +69,6 @@ def switched(mode: str) -> Iterator[None]:
         if mode != "on":
             stack.enter_context(mock.patch.object(calls, "_plan", _same_plan()))
             stack.enter_context(mock.patch.object(communicator, "_call_site", _no_site))
-        if mode == "no-start":
-            stack.enter_context(mock.patch.object(Engine, "_number", _unannounced))
         yield
 
 

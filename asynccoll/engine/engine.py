@@ -92,15 +92,18 @@ class Engine:
             self._outgoing.release(early)
             self._aborts.late_arrival(op, early)
             return
-        if op.rounds:
-            self._rounds.send(op)
+        if op.rounds and not self._rounds.start(op):
+            if early is not None:
+                self._outgoing.release(early)
+            return
         if early is not None and not self._take_early(op, early):
             return
         if op.expected is not None:
             for peer, nbytes in op.expected.items():
                 if nbytes > EAGER_STREAM:
                     self._outgoing.grant(op, op.members[peer], UNLIMITED)
-        self._advance(op)
+        if not op.swaps:
+            self._advance(op)
 
     def refuse(self, op: Operation, error: Exception, now: float, comm: int = WORLD) -> None:
         """``op`` failed before it started (an argument is wrong): it takes its number, so that the ranks stay in step."""
@@ -173,12 +176,11 @@ class Engine:
             return False
         except Exception as error:
             # A defect of this package. The stream cannot be trusted any more, and nobody may wait for it for ever.
-            self._broken(
-                peer,
-                ProtocolError(f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"),
-            )
+            what = f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"
+            self._broken(peer, ProtocolError(what))
             raise
-        except BaseException:  # a user's sys.exit(): what came behind that frame must not wait for the next bytes
+        except BaseException:
+            # A user's sys.exit(): what came behind that frame must not wait for the next bytes.
             if peer in self._inbounds:
                 self.received(peer, 0, now)
             raise
@@ -194,7 +196,7 @@ class Engine:
         op = box.sent(nbytes)
         if op is not None and op.finished:
             self.finish(op)
-        return box.busy
+        return bool(box.current or box.control or box.streams)
 
     def take_events(self) -> list[Event]:
         """What has ended since the last call: operations (with result or error) and peers that broke the protocol."""
@@ -294,7 +296,7 @@ class Engine:
         group = self._group_of(comm, peer)
         op = group.active.get(seq)
         if op is not None:
-            self._rounds.receive(op, peer, round_, wire.parse_record(payload, group.size))
+            self._rounds.receive(op, peer, round_, payload)
         elif seq >= group.next_seq:
             group.early_of(seq).keep_record(peer, round_, bytes(payload))
 
@@ -357,18 +359,20 @@ class Engine:
                     op.waiting = stream
                     return
         except StopIteration as stop:
-            op.program = None
-            op.result = stop.value
+            if self.returned(op, stop.value) and op.finished:
+                self.finish(op)
         except BaseException as error:  # noqa: BLE001 (raised by the program: re-raised on every rank)
             self._aborts.fail(op, error)
-            return
+
+    def returned(self, op: Operation, result: object) -> bool:
+        """The program of ``op`` has returned. False if it ends badly all the same."""
+        op.program, op.result = None, result
         try:
             op.check_drained()
         except ProtocolError as error:
             self._aborts.fail(op, error)
-            return
-        if op.finished:
-            self.finish(op)
+            return False
+        return True
 
     # -- frames for operations that have not been called here ------------------------------------------------
 
@@ -396,7 +400,7 @@ class Engine:
             self._outgoing.wanted(op, peer)
         for (peer, round_), record in early.records.items():
             try:
-                self._rounds.receive(op, peer, round_, wire.parse_record(memoryview(record), len(op.members)))
+                self._rounds.receive(op, peer, round_, memoryview(record))
             except ProtocolError as error:
                 self._broken(peer, error)
             if op.inquest is not None or op.error is not None:

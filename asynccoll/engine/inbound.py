@@ -142,7 +142,11 @@ class Inbound:
             kind, flags, round_, comm, seq, tag, length = _unpack(view, start)
             body = start + HEADER_SIZE
             after = body + length
-            if kind == DATA:
+            if kind == START and after <= end:
+                # First, so that no frame is ever decoded twice, whatever the sink raises.
+                self.start = start = after
+                sink.start(peer, round_, comm, seq, view[body:after])
+            elif kind == DATA:
                 if not 0 < length <= MAX_DATA:
                     raise ProtocolError(
                         f"rank {peer} sent a DATA frame of {length} bytes; 1 to {MAX_DATA} are allowed"
@@ -153,8 +157,7 @@ class Inbound:
                         start = end = 0
                         bulk = True
                     break
-                # First, so that no frame is ever decoded twice, whatever the sink raises.
-                self.start = after
+                self.start = start = after
                 sink.data(peer, flags, comm, seq, tag, view[body:after])
             else:
                 if not START <= kind <= GOODBYE:
@@ -165,12 +168,8 @@ class Inbound:
                     )
                 if after > end:
                     break
-                self.start = after
-                if kind == START:
-                    sink.start(peer, round_, comm, seq, view[body:after])
-                else:
-                    sink.control(peer, kind, comm, seq, view[body:after])
-            start = after
+                self.start = start = after
+                sink.control(peer, kind, comm, seq, view[body:after])
         self.bulk = bulk
         self.start, self.end = start, end
 

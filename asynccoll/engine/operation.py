@@ -7,12 +7,12 @@ Laws kept here: bytes of a stream are delivered in order and exactly once; memor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import CodeType
 from typing import Any, Final
 
 from asynccoll.engine.fingerprint import Digests, Fingerprint
-from asynccoll.engine.transfers import Program
+from asynccoll.engine.transfers import Program, Swap
 from asynccoll.engine.wire import clipped
 from asynccoll.errors import OpContext, ProtocolError
 
@@ -129,6 +129,7 @@ class Operation:
     """One collective on one rank, from the call to its end."""
 
     __slots__ = (
+        "block",
         "comm",
         "deadline",
         "digests",
@@ -153,17 +154,34 @@ class Operation:
         "seq",
         "site",
         "started",
+        "swaps",
         "unsent",
         "value_digest",
         "waiting",
     )
 
+    # Set when the engine numbers the call.
+    comm: int
+    seq: int
+    members: tuple[int, ...]
+    """Group rank -> world rank."""
+    rank: int
+    """Own group rank."""
+    group: str
+    """Name of the communicator."""
+    started: float
+    rounds: tuple[tuple[int, int], ...]
+    """START graph: (send to, receive from) per round, in group ranks."""
+    heard: int
+    """Bitmap of the group ranks known to have called."""
+
     def __init__(
         self,
         fingerprint: Fingerprint,
         digests: Digests,
-        program: Program,
+        program: Program | Swap,
         *,
+        swaps: bool = False,
         expected: Mapping[int, int] | None = None,
         timeout: float | None = None,
         site: tuple[CodeType, int] | None = None,
@@ -173,8 +191,12 @@ class Operation:
         self.digests = digests
         self.value_digest = digests.value
         """Digest of dtype and shape as far as known: a wildcard takes over what it hears."""
-        self.program: Program | None = program
+        self.program: Generator[Any, Any, Any] | None = program
         """The body; None once it has returned or the operation was released."""
+        self.swaps = swaps
+        """The program is a `Swap`."""
+        self.block: memoryview | None = None
+        """What a swap sends in the present round."""
         self.expected = expected
         """Group rank -> all bytes to come from it, where they always have a place (granted at the start)."""
         self.limit = timeout
@@ -184,24 +206,11 @@ class Operation:
         self.on_end = on_end
         """Called once by the driver when the operation has ended; `error` tells how."""
 
-        self.comm = -1
-        self.seq = -1
-        self.members: tuple[int, ...] = ()
-        """Group rank -> world rank."""
-        self.rank = -1
-        """Own group rank."""
-        self.group = ""
-        """Name of the communicator."""
-        self.started = 0.0
         self.deadline: float | None = None
-        self.rounds: tuple[tuple[int, int], ...] = ()
-        """START graph: (send to, receive from) per round, in group ranks."""
         self.round = 0
         """Rounds that are complete; the START round is over when it equals ``len(rounds)``."""
-        self.heard = 0
-        """Bitmap of the group ranks known to have called."""
-        self.early_records: dict[int, int] | None = None
-        """Round -> bitmap heard, for records of rounds not reached yet."""
+        self.early_records: dict[int, tuple[int, memoryview]] | None = None
+        """Round -> bitmap heard and block, for records of rounds not reached yet."""
         self.inputs: dict[int, InStream] = {}
         """World rank -> stream from it."""
         self.outputs: dict[int, OutStream] = {}
@@ -256,7 +265,7 @@ class Operation:
     def release(self) -> None:
         """Forget every piece of the caller's memory and end the program. The outboxes are recalled by the engine."""
         program, self.program = self.program, None
-        self.waiting = None
+        self.waiting = self.block = None
         for stream in self.inputs.values():
             stream.into = stream.fold = None
             stream.backlog.clear()

@@ -46,11 +46,6 @@ class Outbox:
         self.owed = 0
         """Eager credit to give back to the peer."""
 
-    @property
-    def busy(self) -> bool:
-        """There may be something to write."""
-        return bool(self.current or self.control or self.streams)
-
     def owe(self, nbytes: int) -> bool:
         """Note that ``nbytes`` of the peer's eager bytes were taken over. True if a write is due for it."""
         self.owed += nbytes
@@ -125,6 +120,9 @@ class Outbox:
     def sent(self, nbytes: int) -> Operation | None:
         """Note that ``nbytes`` of `gather` were written. The operation one of whose lent pieces has now left, or None."""
         current = self.current
+        if self.lent is None and len(current) == 1 and nbytes == len(current[0]):
+            current.clear()
+            return None
         while nbytes:
             head = current[0]
             size = len(head)

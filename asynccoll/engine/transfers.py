@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
-__all__ = ["FoldBytes", "Program", "RecvBytes", "SendBytes", "Transfer", "recv_message", "send_message"]
+__all__ = [
+    "FoldBytes",
+    "Program",
+    "RecvBytes",
+    "SendBytes",
+    "Swap",
+    "Transfer",
+    "recv_message",
+    "send_message",
+]
 
 
 @final
@@ -43,6 +52,9 @@ class FoldBytes(NamedTuple):
 
 Transfer: TypeAlias = SendBytes | RecvBytes | FoldBytes
 Program: TypeAlias = Generator[Transfer, None, Any]
+Swap: TypeAlias = Generator[memoryview, memoryview, Any]
+"""Body of a small operation whose partner in each round is that of the START round: it yields the block to send, is resumed with
+the partner's, and returns the operation's result after the last round. Blocks are copied, and travel behind the records."""
 Expected: TypeAlias = Mapping[int, int]
 """Peer -> all bytes to come from it, for programs in which bytes of that peer always have a place once started."""
 

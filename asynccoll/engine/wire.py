@@ -28,6 +28,7 @@ __all__ = [
     "GOODBYE",
     "HEADER",
     "HEADER_SIZE",
+    "MAX_BLOCK",
     "MAX_CONTROL",
     "MAX_DATA",
     "READY",
@@ -40,7 +41,7 @@ __all__ = [
     "credit_frame",
     "data_header",
     "goodbye_frame",
-    "parse_record",
+    "parse_start",
     "parse_u64",
     "ready_frame",
     "start_frame",
@@ -80,6 +81,9 @@ MAX_DATA: Final = 1 << 20
 """Largest payload of a DATA frame in bytes: what one slice of work may take at most (the loop is held < 10 ms)."""
 MAX_CONTROL: Final = 1 << 16
 """Largest payload of any other frame in bytes."""
+MAX_BLOCK: Final = 256
+"""Largest block behind a START record: no more than the record itself costs a rank that has not called yet, so it needs no
+credit."""
 NO_DEADLINE: Final = 0xFFFFFFFF
 """Remaining milliseconds of a record when there is no deadline."""
 
@@ -94,32 +98,40 @@ Record: TypeAlias = tuple[int, int, int, int]
 """
 
 
+Buffer: TypeAlias = bytes | memoryview
+
+
 def data_header(flags: int, comm: int, seq: int, tag: int, length: int) -> bytes:
     """Header of a DATA frame with ``length`` bytes to follow."""
     return HEADER.pack(DATA, flags, 0, comm, seq, tag, length)
 
 
-def start_frame(round_: int, comm: int, seq: int, tag: int, record: Record, size: int) -> bytes:
-    """START frame of a group with ``size`` ranks."""
+def start_frame(
+    round_: int, comm: int, seq: int, tag: int, record: Record, size: int, block: Buffer = b""
+) -> bytes:
+    """START frame of a group with ``size`` ranks, with the ``block`` of a swap behind the record."""
     if size <= _NARROW:
-        return _NARROW_START.pack(START, 0, round_, comm, seq, tag, _NARROW_RECORD.size, *record)
+        length = _NARROW_RECORD.size + len(block)
+        return _NARROW_START.pack(START, 0, round_, comm, seq, tag, length, *record) + block
     width = (size + 7) >> 3
     strict, value, remaining, heard = record
-    head = _START.pack(START, 0, round_, comm, seq, tag, _RECORD.size + width, strict, value, remaining)
-    return head + heard.to_bytes(width, "little")
+    length = _RECORD.size + width + len(block)
+    head = _START.pack(START, 0, round_, comm, seq, tag, length, strict, value, remaining)
+    return head + heard.to_bytes(width, "little") + block
 
 
-def parse_record(payload: memoryview, size: int) -> Record:
-    """The record in a START frame's payload; `ProtocolError` if it does not fit a group of ``size`` ranks."""
-    if len(payload) != _RECORD.size + ((size + 7) >> 3):
-        raise ProtocolError(f"START record of {len(payload)} bytes does not fit a group of {size} ranks")
+def parse_start(payload: memoryview, size: int) -> tuple[Record, memoryview]:
+    """Record and block of a START frame's payload; `ProtocolError` if it does not fit a group of ``size`` ranks."""
+    end = _RECORD.size + ((size + 7) >> 3)
+    if not end <= len(payload) <= end + MAX_BLOCK:
+        raise ProtocolError(f"START of {len(payload)} bytes does not fit a group of {size} ranks")
     if size <= _NARROW:
-        record: Record = _NARROW_RECORD.unpack(payload)
+        record: Record = _NARROW_RECORD.unpack_from(payload)
     else:
-        record = (*_RECORD.unpack_from(payload), int.from_bytes(payload[_RECORD.size :], "little"))
+        record = (*_RECORD.unpack_from(payload), int.from_bytes(payload[_RECORD.size : end], "little"))
     if record[3] >> size:
         raise ProtocolError(f"START record names ranks outside its group of {size}")
-    return record
+    return record, payload[end:]
 
 
 def ready_frame(comm: int, seq: int, upto: int) -> bytes:

@@ -320,24 +320,24 @@ class TestDeadlines:
         wires = Wires(4, [0])
         wires.now = 10.0
         wires.start(0, timeout=5.0)
-        remaining = [wire.parse_record(memoryview(f.payload), 4)[2] for f in wires.take(0, 1)]
+        remaining = [wire.parse_start(memoryview(f.payload), 4)[0][2] for f in wires.take(0, 1)]
         wires.now = 11.25
         wires.feed(0, 1, start_record(size=4))
-        remaining += [wire.parse_record(memoryview(f.payload), 4)[2] for f in wires.take(0, 2)]
+        remaining += [wire.parse_start(memoryview(f.payload), 4)[0][2] for f in wires.take(0, 2)]
         assert remaining == [5000, 3750]
 
     @pytest.mark.parametrize(("limit", "expected"), [(None, wire.NO_DEADLINE), (1e9, wire.NO_DEADLINE - 1)])
     def test_a_record_says_that_there_is_no_limit_and_bounds_a_long_one(self, limit, expected):
         wires = alone()
         wires.start(0, timeout=limit)
-        assert wire.parse_record(memoryview(wires.take(0, 1)[0].payload), 2)[2] == expected
+        assert wire.parse_start(memoryview(wires.take(0, 1)[0].payload), 2)[0][2] == expected
 
     def test_a_time_that_has_passed_is_zero(self):
         wires = Wires(4, [0])
         wires.start(0, timeout=5.0)
         wires.now = 6.0
         wires.feed(0, 1, start_record(size=4))
-        assert wire.parse_record(memoryview(wires.take(0, 2)[0].payload), 4)[2] == 0
+        assert wire.parse_start(memoryview(wires.take(0, 2)[0].payload), 4)[0][2] == 0
 
     def test_the_same_limit_on_all_ranks_stays_what_the_caller_gave(self):
         wires = Wires(3)

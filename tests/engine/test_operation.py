@@ -194,7 +194,7 @@ class TestContext:
 
     def test_elapsed_is_never_negative(self):
         op = operation()
-        op.started = 10.0
+        op.seq, op.group, op.rank, op.started = 7, "world", 2, 10.0
         assert op.context(9.0).elapsed == 0.0
 
 

@@ -21,9 +21,9 @@ from wires import (
 
 from asynccoll.buffers import DTYPES
 from asynccoll.engine import wire
-from asynccoll.engine.fingerprint import Fingerprint
+from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.programs import reductions
-from asynccoll.errors import CollectiveMismatch
+from asynccoll.errors import CollectiveMismatch, PeerLost, ProtocolError
 from asynccoll.reduction import arithmetic
 
 
@@ -90,6 +90,18 @@ class TestStartRound:
             assert wires.results(rank)[0].tolist() == [size] * 10
             mine = [frames(data) for source, _, data in wires.log if source == rank]
             assert list(map(kinds, mine)) == [[wire.START, wire.DATA]] * (size.bit_length() - 1)
+
+    @pytest.mark.parametrize("size", [2, 4, 8])
+    def test_a_swap_needs_no_frame_but_the_records(self, size):
+        wires = Wires(size)
+        swaps = [start_swap(wires, rank, size) for rank in range(size)]
+        wires.settle()
+        for rank, op in enumerate(swaps):
+            assert wires.results(rank)[0].tolist() == [size] * 10
+            assert op.heard == (1 << size) - 1
+            mine = [frames(data) for source, _, data in wires.log if source == rank]
+            assert list(map(kinds, mine)) == [[wire.START]] * (size.bit_length() - 1)
+        wires.assert_idle()
 
     def test_payload_does_not_wait_for_it(self):
         wires = alone()
@@ -204,3 +216,75 @@ class TestWhatMustAgree:
         wires.feed(0, 1, start_record(call=OTHER))
         wires.start(0)
         assert wire.ABORT in kinds(wires.take(0, 1))
+
+
+def start_swap(wires, rank, size, dtype="f4"):
+    part = reductions.Part(np.ones(10, dtype), arithmetic("sum", DTYPES[np.dtype(dtype).name]), "doubling")
+    operands = reductions.swap_operands("doubling", rank, size, 10, part.arithmetic.partial.itemsize)
+    return wires.start(rank, program=reductions.swap(part, operands, size, lambda: part.storage), swaps=True)
+
+
+class TestSwap:
+    @pytest.mark.parametrize("size", [2, 4, 8])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_any_order_of_calls_reads_and_writes_gives_the_same(self, size, seed):
+        rng = random.Random(seed)
+        wires = Wires(size)
+        calls = [rank for rank in range(size) for _ in range(3)]
+        rng.shuffle(calls)
+        for rank in calls:
+            start_swap(wires, rank, size)
+            if rng.random() < 0.5:
+                wires.shuffle(rng, 60)
+        wires.shuffle(rng, 60)
+        for rank in range(size):
+            assert [result.tolist() for result in wires.results(rank)] == [[size] * 10] * 3
+        wires.assert_idle()
+
+    @pytest.mark.parametrize("early", [True, False])
+    @pytest.mark.parametrize("nbytes", [0, 39, 41, 256])
+    def test_a_block_of_another_size_breaks_the_protocol(self, nbytes, early):
+        wires = alone()
+        frame = block_record(nbytes)
+        if early:
+            wires.feed(0, 1, frame)
+        start_swap(wires, 0, 2)
+        if not early:
+            wires.feed(0, 1, frame)
+        assert "block" in str(wires.broken[0][1])
+        (error,) = wires.results(0)
+        assert isinstance(error, PeerLost)
+
+    def test_so_does_a_block_for_an_operation_that_swaps_nothing(self):
+        wires = alone()
+        wires.start(0, recv(1, bytearray(3)))
+        wires.feed(0, 1, block_record(8))
+        assert "block of 8 bytes" in str(wires.broken[0][1])
+
+    def test_payload_beside_it_breaks_the_protocol(self):
+        wires = alone()
+        op = start_swap(wires, 0, 2)
+        wires.feed(0, 1, data(0, b"x" * 40) + block_record(40))
+        assert isinstance(op.error, ProtocolError)
+
+    def test_a_disagreeing_record_is_a_mismatch_whatever_its_block(self):
+        wires = alone()
+        op = start_swap(wires, 0, 2)
+        wires.feed(0, 1, start_record(call=OTHER))
+        assert op.inquest is not None
+        assert op.program is None
+
+    def test_when_it_is_cancelled_nothing_refers_to_its_memory(self):
+        wires = alone()
+        op = start_swap(wires, 0, 2)
+        wires.cancel(0, op)
+        assert op.block is None
+        assert op.program is None
+        wires.feed(0, 1, block_record(40))
+        assert not wires.broken[0]
+
+
+def block_record(nbytes):
+    strict, value, tag = digests(CALL)
+    record = (strict, value, wire.NO_DEADLINE, 0b10)
+    return wire.start_frame(0, 0, 0, tag, record, 2, bytes(nbytes))

@@ -53,20 +53,28 @@ def test_each_frame_is_these_bytes(packed, expected):
 def test_a_record_comes_back_whatever_the_world_size(size):
     record = ((1 << 64) - 1, 0, wire.NO_DEADLINE, (1 << size) - 1)
     (start,) = frames(wire.start_frame(0, 0, 0, 0, record, size))
-    assert wire.parse_record(memoryview(start.payload), size) == record
+    assert wire.parse_start(memoryview(start.payload), size) == (record, b"")
     assert len(start.payload) == 20 + -(-size // 8)
 
 
-@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("size", [2, 8, 9, 64])
+@pytest.mark.parametrize("nbytes", [1, 8, 256])
+def test_a_block_travels_behind_the_record(size, nbytes):
+    block = memoryview(bytes(range(256)))[:nbytes]
+    (start,) = frames(wire.start_frame(0, 0, 0, 0, (1, 2, 3, 1), size, block))
+    assert wire.parse_start(memoryview(start.payload), size) == ((1, 2, 3, 1), block)
+
+
+@pytest.mark.parametrize("change", [-1, wire.MAX_BLOCK + 1])
 def test_a_record_of_another_length_is_refused(change):
     payload = bytes(20 + 1 + change)
     with pytest.raises(ProtocolError, match="does not fit a group of 8"):
-        wire.parse_record(memoryview(payload), 8)
+        wire.parse_start(memoryview(payload), 8)
 
 
 def test_a_record_that_names_ranks_outside_the_group_is_refused():
     with pytest.raises(ProtocolError, match="outside its group of 3"):
-        wire.parse_record(memoryview(bytes(20) + b"\x08"), 3)
+        wire.parse_start(memoryview(bytes(20) + b"\x08"), 3)
 
 
 def test_no_deadline_is_not_a_number_of_milliseconds():

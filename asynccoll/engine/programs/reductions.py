@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from asynccoll.algorithms import registry
-from asynccoll.algorithms.steps import Recv, Send, Step
+from asynccoll.algorithms.dissemination import partners
+from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
 from asynccoll.buffers import flat_bytes
-from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Transfer
+from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
+from asynccoll.engine.wire import MAX_BLOCK
 from asynccoll.reduction import Arithmetic
 
-__all__ = ["Part", "Share", "allreduce", "allreduce_parts", "sources", "steps_of"]
+__all__ = ["Part", "Share", "allreduce", "allreduce_parts", "sources", "steps_of", "swap", "swap_operands"]
 
 Flat = npt.NDArray[Any]
 """A 1-D C-contiguous array."""
@@ -154,6 +156,43 @@ def _folder(arithmetic: Arithmetic, mine: Flat, operand: str) -> Callable[[int, 
             combine(mine[lo : lo + len(incoming)], incoming)
 
     return fold
+
+
+@lru_cache(maxsize=128)
+def swap_operands(
+    algorithm: str, rank: int, size: int, count: int, itemsize: int
+) -> tuple[Operand, ...] | None:
+    """Operand order of each round, where the schedule swaps the whole of a small array with the START round's partners.
+
+    None where it does anything else. A `swap` is that schedule's, so what is proved of it holds.
+    """
+    if not 0 < count * itemsize <= MAX_BLOCK:
+        return None
+    operands: list[Operand] = []
+    wanted: list[Step] = []
+    steps = steps_of(algorithm, rank, size, count, itemsize)
+    for (to, source), step in zip(partners(rank, size), steps[1::2], strict=False):
+        if to != source or type(step) is not Recv or step.combine is None:
+            return None
+        operands.append(step.combine)
+        wanted += Send(to, 0, count, snapshot=True), Recv(to, 0, count, step.combine)
+    return tuple(operands) if operands and steps == (*wanted, Finish(0, count)) else None
+
+
+def swap(part: Part, operands: Sequence[Operand], size: int, result: Callable[[], Any]) -> Swap:
+    """Reduce one small part in swaps with the START round's partners, `swap_operands` of its schedule."""
+    arithmetic, final = part.arithmetic, part.storage
+    partial = arithmetic.plane(final)
+    arithmetic.load(final, partial)
+    block, dtype = flat_bytes(partial), partial.dtype
+    for operand in operands:
+        incoming = np.frombuffer((yield block), dtype)
+        if operand == "lower":
+            arithmetic.combine_lower(partial, incoming)
+        else:
+            arithmetic.combine_higher(partial, incoming)
+    arithmetic.finish(partial, final, size)
+    return result()
 
 
 def allreduce(part: Part, rank: int, size: int, result: Callable[[], Any]) -> Program:

@@ -232,3 +232,46 @@ class TestParts:
             wires.start(rank, program=reductions.allreduce_parts([], rank, 2, lambda: "done"))
         wires.settle()
         assert wires.results(0) == ["done"]
+
+
+class TestSwap:
+    @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "bfloat16"])
+    @pytest.mark.parametrize("size", [2, 4, 8, 16])
+    def test_it_gives_the_bits_of_its_schedule(self, dtype, op, size):
+        kind = DTYPES[dtype]
+        if kind.kind == "c" and op in ("min", "max", "prod"):
+            return  # not defined, or never by doubling
+        values = np.random.default_rng(3).standard_normal((size, 7)).astype("f4")
+        rows = [row.view("u4") >> 16 if dtype == "bfloat16" else row for row in values]
+        made = [
+            [Part(row.astype(kind.storage), arithmetic(op, kind), "doubling") for row in rows]
+            for _ in range(2)
+        ]
+        by_steps = run(Wires(size), made[0])
+        wires = Wires(size)
+        for rank, part in enumerate(made[1]):
+            operands = reductions.swap_operands("doubling", rank, size, 7, part.arithmetic.partial.itemsize)
+            assert operands is not None
+            wires.start(
+                rank,
+                program=reductions.swap(part, operands, size, lambda part=part: part.storage),
+                swaps=True,
+            )
+        wires.settle()
+        wires.assert_idle()
+        for rank in range(size):
+            assert wires.results(rank)[0].tobytes() == by_steps[0].tobytes()
+
+    def test_it_is_for_small_arrays_whose_partners_are_those_of_the_start_round(self):
+        assert reductions.swap_operands("doubling", 1, 4, 64, 4) == ("lower", "higher")
+        assert reductions.swap_operands("doubling", 1, 4, 65, 4) is None
+        assert reductions.swap_operands("doubling", 1, 4, 0, 4) is None
+        assert reductions.swap_operands("doubling", 0, 1, 4, 4) is None
+        for size in (3, 5, 6, 7, 9):
+            assert {reductions.swap_operands("doubling", rank, size, 4, 4) for rank in range(size)} == {None}
+        for algorithm in ("ring", "tree"):
+            for size in (2, 4, 8):
+                assert {reductions.swap_operands(algorithm, rank, size, 64, 4) for rank in range(size)} == {
+                    None
+                }
