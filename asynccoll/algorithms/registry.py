@@ -24,6 +24,7 @@ DEFAULT: Final[Table] = {
     # tree the fewest messages, but all bytes over its root, which beyond 4 ranks tells earlier; the ring the fewest bytes
     # per rank.
     "allreduce": (
+        (2, 1 << 16, "doubling"),
         (None, 1 << 12, "doubling"),
         (4, 1 << 19, "tree"),
         (None, 1 << 17, "tree"),

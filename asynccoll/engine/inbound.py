@@ -16,8 +16,8 @@ from asynccoll.errors import ProtocolError
 __all__ = ["FrameSink", "Inbound", "Landing"]
 
 _unpack: Final = HEADER.unpack_from
-STAGING: Final = 1 << 16
-"""Bytes of the staging buffer."""
+STAGING: Final = (1 << 16) + (1 << 13)
+"""Bytes of the staging buffer: a whole eager payload and the frames around it come in one read."""
 _COPIED: Final = 1 << 13
 """Payloads up to this size are collected in the staging buffer: one copy is cheaper than one more read."""
 _BULK_READ: Final = 1 << 12

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from asynccoll.engine.fingerprint import Digests, Fingerprint
 from asynccoll.engine.transfers import Program, Swap
-from asynccoll.engine.wire import clipped
+from asynccoll.engine.wire import NO_DEADLINE, clipped
 from asynccoll.errors import OpContext, ProtocolError
 
 __all__ = ["EAGER_STREAM", "WINDOW", "InStream", "Inquest", "Operation", "OutStream"]
@@ -148,6 +148,7 @@ class Operation:
         "program",
         "rank",
         "refused",
+        "remaining",
         "result",
         "round",
         "rounds",
@@ -195,7 +196,7 @@ class Operation:
         """The body; None once it has returned or the operation was released."""
         self.swaps = swaps
         """The program is a `Swap`."""
-        self.block: memoryview | None = None
+        self.block: memoryview | bytes = b""
         """What a swap sends in the present round."""
         self.expected = expected
         """Group rank -> all bytes to come from it, where they always have a place (granted at the start)."""
@@ -207,6 +208,8 @@ class Operation:
         """Called once by the driver when the operation has ended; `error` tells how."""
 
         self.deadline: float | None = None
+        self.remaining = NO_DEADLINE
+        """Milliseconds that remained at the call."""
         self.round = 0
         """Rounds that are complete; the START round is over when it equals ``len(rounds)``."""
         self.early_records: dict[int, tuple[int, memoryview]] | None = None
@@ -265,7 +268,8 @@ class Operation:
     def release(self) -> None:
         """Forget every piece of the caller's memory and end the program. The outboxes are recalled by the engine."""
         program, self.program = self.program, None
-        self.waiting = self.block = None
+        self.waiting = None
+        self.block = b""
         for stream in self.inputs.values():
             stream.into = stream.fold = None
             stream.backlog.clear()

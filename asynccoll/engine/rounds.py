@@ -31,33 +31,35 @@ class Rounds:
 
     def start(self, op: Operation) -> bool:
         """Tell of the call. False if it failed at once."""
+        if op.limit is not None:
+            op.remaining = min(int(op.limit * 1000), wire.NO_DEADLINE - 1)
         if op.swaps and not self._step(op, None):
             return False
-        self._send(op)
+        self._send(op, op.remaining)
         return True
 
-    def _send(self, op: Operation) -> None:
+    def _send(self, op: Operation, remaining: int) -> None:
         """Pass on what this rank knows, to its partner of the present round."""
-        deadline, members, digests = op.deadline, op.members, op.digests
-        remaining = wire.NO_DEADLINE
-        if deadline is not None:
-            remaining = int((deadline - self._engine.now) * 1000)
-            if not 0 <= remaining < wire.NO_DEADLINE:
-                remaining = 0 if remaining < 0 else wire.NO_DEADLINE - 1
-        round_ = op.round
-        record = (digests.strict, op.value_digest, remaining, op.heard)
-        block = op.block or b""
-        frame = wire.start_frame(round_, op.comm, op.seq, digests.tag, record, len(members), block)
+        digests, members, round_ = op.digests, op.members, op.round
+        frame = wire.start_frame(
+            round_,
+            op.comm,
+            op.seq,
+            digests.tag,
+            (digests.strict, op.value_digest, remaining, op.heard),
+            len(members),
+            op.block,
+        )
         self._outgoing.post(members[op.rounds[round_][0]], frame)
 
     def receive(self, op: Operation, peer: int, round_: int, payload: memoryview) -> None:
         """A record arrived: compare it, and pass the round on as far as it goes."""
-        rounds = op.rounds
-        if round_ >= len(rounds) or op.members[rounds[round_][1]] != peer:
+        rounds, members = op.rounds, op.members
+        if round_ >= len(rounds) or members[rounds[round_][1]] != peer:
             raise ProtocolError(
                 f"rank {peer} sent a START record for round {round_}, which it has no part in"
             )
-        (strict, value, remaining_ms, heard), block = wire.parse_start(payload, len(op.members))
+        (strict, value, remaining, heard), block = wire.parse_start(payload, len(members))
         if op.inquest is not None:
             return
         if strict != op.digests.strict:
@@ -68,13 +70,10 @@ class Rounds:
                 self._aborts.disagree(op)
                 return
             op.value_digest = op.value_digest or value
-        if len(block) != (0 if op.block is None else len(op.block)):
+        if len(block) != len(op.block):
             raise ProtocolError(f"rank {peer} sent a block of {len(block)} bytes with a START record")
-        if remaining_ms != wire.NO_DEADLINE:
-            deadline = self._engine.now + remaining_ms / 1000
-            if op.deadline is None or deadline < op.deadline - 0.001:
-                op.deadline, op.limit = deadline, deadline - op.started
-                self._engine.expect(deadline)
+        if remaining < op.remaining:
+            self._tighten(op, remaining)
         if round_ != op.round:
             if op.early_records is None:
                 op.early_records = {}
@@ -89,10 +88,25 @@ class Rounds:
                 if op.program is None and not op.unsent:
                     self._engine.finish(op)
                 return
-            self._send(op)
+            self._send(op, self._left(op))
             if op.early_records is None or round_ not in op.early_records:
                 return
             heard, block = op.early_records.pop(round_)
+
+    def _tighten(self, op: Operation, remaining: int) -> None:
+        """A peer has less time than this rank had at its call."""
+        now = self._engine.now
+        deadline = now + remaining / 1000
+        if op.deadline is None or deadline < op.deadline - 0.001:
+            op.deadline, op.limit = deadline, deadline - op.started
+            self._engine.expect(deadline)
+
+    def _left(self, op: Operation) -> int:
+        """Milliseconds remaining, as a record tells them."""
+        if op.deadline is None:
+            return wire.NO_DEADLINE
+        remaining = int((op.deadline - self._engine.now) * 1000)
+        return min(max(0, remaining), wire.NO_DEADLINE - 1)
 
     def _step(self, op: Operation, block: memoryview | None) -> bool:
         """Resume a swap with its partner's ``block``. False if it failed."""

@@ -31,6 +31,7 @@ __all__ = [
     "MAX_BLOCK",
     "MAX_CONTROL",
     "MAX_DATA",
+    "NO_DEADLINE",
     "READY",
     "START",
     "WANT",

@@ -20,6 +20,7 @@ from wires import (
 
 from asynccoll.engine import wire
 from asynccoll.engine.engine import Engine
+from asynccoll.engine.inbound import STAGING
 from asynccoll.engine.transfers import FoldBytes
 from asynccoll.errors import CollectiveTimeout
 
@@ -425,4 +426,4 @@ class TestNames:
         assert engine.take_events() == []
         assert engine.next_deadline is None
         assert not engine.data_to_send(0)
-        assert len(engine.receive_into(2)) == 64 * KIB
+        assert len(engine.receive_into(2)) == STAGING

@@ -7,7 +7,7 @@ from wires import KIB, frame, operation
 
 from asynccoll.engine import inbound, wire
 from asynccoll.engine.inbound import Inbound, Landing
-from asynccoll.engine.operation import InStream
+from asynccoll.engine.operation import EAGER_STREAM, InStream
 from asynccoll.errors import ProtocolError
 
 SMALL = 8 * KIB
@@ -115,6 +115,18 @@ def test_many_small_frames_are_decoded_from_one_read(decoder, sink):
     assert not sink.placed
 
 
+def test_a_whole_eager_payload_and_the_frames_around_it_come_in_one_read(decoder, sink):
+    data = (
+        frame(wire.START, 0, bytes(21))
+        + frame(wire.DATA, 0, bytes(EAGER_STREAM))
+        + frame(wire.CREDIT, 0, bytes(8))
+    )
+    assert len(decoder.target()) >= len(data)
+    feed(decoder, data)
+    assert [call[0] for call in sink.calls] == ["start", "data", "control"]
+    assert not sink.placed
+
+
 class TestBulk:
     LENGTH = 100_000
     HEAD = wire.data_header(1, 3, 9, 77, LENGTH)
@@ -152,7 +164,7 @@ class TestBulk:
         feed(decoder, self.HEAD + bytes(self.LENGTH))
         assert len(decoder.target()) == 4 * KIB
         feed(decoder, frame(wire.WANT))
-        assert len(decoder.target()) == 64 * KIB
+        assert len(decoder.target()) == inbound.STAGING
 
     def test_nothing_beyond_the_payload_is_read_into_its_memory(self, decoder, sink):
         sink.memory, sink.op = bytearray(b"." * (self.LENGTH + 50)), operation()

@@ -278,7 +278,7 @@ class TestSwap:
         wires = alone()
         op = start_swap(wires, 0, 2)
         wires.cancel(0, op)
-        assert op.block is None
+        assert op.block == b""
         assert op.program is None
         wires.feed(0, 1, block_record(40))
         assert not wires.broken[0]
