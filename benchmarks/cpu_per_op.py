@@ -31,8 +31,8 @@ from unittest import mock
 import numpy as np
 
 import asynccoll
-from asynccoll import Communicator, calls, communicator
-from asynccoll.calls import Place
+from asynccoll import Communicator, communicator
+from asynccoll.calls import Place, reducing
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.launch import launch
 from benchmarks.nccl_format import fitted
@@ -50,7 +50,7 @@ def _same_plan() -> Callable[..., Any]:
 
     def plan(place: Place, *call: Any) -> Any:
         if not plans:
-            plans.append(calls._Plan(place, *call))
+            plans.append(reducing.Plan(place, *call))
             plans[0].fingerprint = Fingerprint("allreduce")
             plans[0].agreed = digests(plans[0].fingerprint)
         return plans[0]
@@ -67,7 +67,7 @@ def switched(mode: str) -> Iterator[None]:
     """Call in ``mode``. Every rank does so from the same call on, up to the same call."""
     with contextlib.ExitStack() as stack:
         if mode != "on":
-            stack.enter_context(mock.patch.object(calls, "_plan", _same_plan()))
+            stack.enter_context(mock.patch.object(reducing, "plan_of", _same_plan()))
             stack.enter_context(mock.patch.object(communicator, "_call_site", _no_site))
         yield
 

@@ -10,7 +10,7 @@ import pytest
 
 from asynccoll import calls
 from asynccoll.algorithms import registry
-from asynccoll.calls import Place
+from asynccoll.calls import Place, reducing
 from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import digests
 from asynccoll.engine.programs import reductions
@@ -148,7 +148,7 @@ class TestPlans:
         assert len({call.agreed for call in made}) == len(place.plans) == len(made)
 
     def test_a_program_that_never_repeats_a_shape_does_not_fill_memory(self, monkeypatch):
-        monkeypatch.setattr(calls, "_MAX_PLANS", 10)
+        monkeypatch.setattr(reducing, "MAX_PLANS", 10)
         place = replace(AUTO)
         for count in range(35):
             assert allreduce(place, np.zeros(count)).fingerprint.shape == (count,)

@@ -174,13 +174,11 @@ class Engine:
         except ProtocolError as error:
             self._broken(peer, error)
             return False
-        except Exception as error:
-            # A defect of this package. The stream cannot be trusted any more, and nobody may wait for it for ever.
+        except Exception as error:  # a defect of this package: the stream cannot be trusted any more
             what = f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"
             self._broken(peer, ProtocolError(what))
             raise
-        except BaseException:
-            # A user's sys.exit(): what came behind that frame must not wait for the next bytes.
+        except BaseException:  # a user's sys.exit(): what came behind that frame must not wait for more bytes
             if peer in self._inbounds:
                 self.received(peer, 0, now)
             raise

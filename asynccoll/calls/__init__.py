@@ -1,0 +1,19 @@
+"""From a verb's arguments to an operation: which path, what must agree, which program. Knows no loop and no engine state.
+
+Each function is pure: it may raise `TypeError` or `ValueError` for wrong arguments, and has not touched anything when it does.
+"""
+
+from asynccoll.calls.moving import allgather, barrier, broadcast
+from asynccoll.calls.place import Call, Place
+from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
+
+__all__ = [
+    "Call",
+    "Place",
+    "allgather",
+    "allreduce",
+    "allreduce_in_place",
+    "allreduce_tree",
+    "barrier",
+    "broadcast",
+]
