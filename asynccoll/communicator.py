@@ -1,4 +1,4 @@
-"""`Communicator`: the verbs, as plain functions that start an operation and return a `Work`. Knows no sockets and no frames."""
+"""`Communicator`: how a call becomes a numbered operation and a `Work`. Knows no sockets and no frames; see `asynccoll.verbs`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import CodeType, TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -19,6 +19,8 @@ from asynccoll.engine.programs.items import nothing
 from asynccoll.errors import NotInitialized
 from asynccoll.objects import describe_error
 from asynccoll.pump import Pump
+from asynccoll.verbs.moving import MovingVerbs
+from asynccoll.verbs.reducing import ReducingVerbs
 from asynccoll.work import Work
 
 __all__ = ["Communicator", "Options", "seconds"]
@@ -55,7 +57,7 @@ class Options(NamedTuple):
     node_rank: int = 0
 
 
-class Communicator:
+class Communicator(ReducingVerbs, MovingVerbs):
     """All ranks of a mesh, seen from one of them. Open it with `asynccoll.init` or `asynccoll.connect`.
 
     Every verb is a plain function that starts its operation at the call and returns a `Work` to await. Operations of one
@@ -129,156 +131,6 @@ class Communicator:
             "bytes_sent": pump.bytes_sent,
             "bytes_received": pump.bytes_received,
         }
-
-    # -- verbs --------------------------------------------------------------------------------------------
-
-    def allreduce(
-        self,
-        value: Any,
-        op: Any = "sum",
-        *,
-        out: Any = None,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        algorithm: str = "auto",
-    ) -> Work[Any]:
-        """Combine every rank's ``value`` with ``op``; each rank gets the whole result, the same bits everywhere.
-
-        Args:
-            value: an array (numpy, torch CPU tensor, `array.array`, typed `memoryview`, numpy scalar) of any layout, with equal
-                dtype and shape on all ranks; or any Python value that pickles. It is not changed; its content at the call counts.
-            op: ``"sum" "avg" "prod" "min" "max" "band" "bor" "bxor"``, a `ReduceOp`, or a function of two arguments, which
-                rank 0 applies as a strict left fold in rank order.
-            out: array of the same dtype and shape to put the result in; lent until the work is done.
-            timeout: seconds (or timedelta) until every rank raises `CollectiveTimeout`; the tightest of all ranks holds.
-            key: reserved.
-            name: compared across ranks, and shown in errors.
-            algorithm: ``"auto"``, ``"ring"``, ``"tree"`` or ``"doubling"``; the same on all ranks.
-
-        Returns:
-            A `Work` whose result is a new value of the caller's own type (or ``out``).
-
-        Raises (from the work):
-            CollectiveMismatch: the ranks' verbs, paths, ops, dtypes, shapes, names or algorithms differ.
-            CollectiveTimeout, PeerLost, CollectiveCancelled, RemoteError, CommunicatorClosed: see `asynccoll.errors`.
-            TypeError, ValueError: a wrong argument on this rank (the others get `RemoteError`); docs/numerics.md lists the dtypes.
-        """
-        return self._call(
-            "allreduce",
-            lambda: calls.allreduce(self._place, value, op, out, algorithm, name),
-            timeout,
-            key,
-            name,
-        )
-
-    allreduce_async = allreduce
-
-    def allreduce_(
-        self,
-        array: Any,
-        op: Any = "sum",
-        *,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        algorithm: str = "auto",
-    ) -> Work[Any]:
-        """`allreduce` in place: the result replaces the content of ``array``, which is lent until the work is done.
-
-        Strided views work; the elements between the strides stay as they are. After an error or a cancel the content is
-        unspecified, but no longer touched.
-
-        Raises (from the work, besides those of `allreduce`):
-            ValueError: the memory is read-only or overlaps itself (an expanded tensor).
-        """
-        return self._call(
-            "allreduce",
-            lambda: calls.allreduce_in_place(self._place, array, op, algorithm, name),
-            timeout,
-            key,
-            name,
-        )
-
-    def allreduce_tree(
-        self,
-        tree: Any,
-        op: Any = "sum",
-        *,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        algorithm: str = "auto",
-    ) -> Work[Any]:
-        """Reduce a nested dict, list, tuple or dataclass of arrays as one operation.
-
-        Leaves are fused per dtype; the structure (containers, keys, dtypes, shapes) is compared across ranks. Python ``int`` and
-        ``float`` leaves travel as int64 and float64 and come back as Python numbers; ``None`` leaves stay None. The result has the
-        caller's own containers; its arrays are new.
-        """
-        return self._call(
-            "allreduce_tree",
-            lambda: calls.allreduce_tree(self._place, tree, op, algorithm, name),
-            timeout,
-            key,
-            name,
-        )
-
-    def broadcast(
-        self,
-        value: Any = None,
-        root: int = 0,
-        *,
-        out: Any = None,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        algorithm: str = "auto",
-    ) -> Work[Any]:
-        """The root's ``value`` on every rank: an array of any shape, or any Python value that pickles.
-
-        On the other ranks ``value`` may be None or an object (both are ignored), or an array, whose dtype and shape must then be
-        those of the root's; the result is of its type. ``out`` receives the array. No rank returns before every rank has called.
-        """
-        return self._call(
-            "broadcast",
-            lambda: calls.broadcast(self._place, value, root, out, algorithm, name),
-            timeout,
-            key,
-            name,
-        )
-
-    def allgather(
-        self,
-        value: Any,
-        *,
-        out: Sequence[Any] | None = None,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-        algorithm: str = "auto",
-    ) -> Work[list[Any]]:
-        """Every rank's ``value``, as a list in rank order. Arrays must agree in dtype; their shapes may differ.
-
-        ``out``: a list of ``world_size`` arrays that receive the values.
-        """
-        return self._call(
-            "allgather",
-            lambda: calls.allgather(self._place, value, out, algorithm, name),
-            timeout,
-            key,
-            name,
-        )
-
-    def barrier(
-        self,
-        *,
-        timeout: float | timedelta | None = None,
-        key: str | None = None,
-        name: str | None = None,
-    ) -> Work[None]:
-        """Wait until every rank has called it."""
-        return self._call("barrier", lambda: calls.barrier(self._place, name), timeout, key, name)
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when this rank begins to close."""

@@ -21,7 +21,7 @@ NO_SCHEDULES = {"__init__.py", "check.py", "registry.py", "steps.py"}
 
 VERBS = sorted(
     name
-    for name, member in vars(Communicator).items()
+    for name, member in inspect.getmembers(Communicator, inspect.isfunction)
     if not name.startswith("_")
     and str(getattr(member, "__annotations__", {}).get("return")).startswith("Work[")
 )
@@ -60,7 +60,7 @@ class TestPackage:
 
     def test_every_public_member_of_its_classes_has_a_docstring(self):
         for owner in (asynccoll.Communicator, asynccoll.Work, SyncCommunicator):
-            for name, member in vars(owner).items():
+            for name, member in inspect.getmembers(owner):
                 if not name.startswith("_"):
                     assert inspect.getdoc(member), f"{owner.__name__}.{name}"
 

@@ -24,6 +24,7 @@ LAYERS = (
     ("pump",),
     ("sim", "net"),
     ("calls", "work"),
+    ("verbs",),
     ("communicator",),
     ("world",),
     ("background", "launch"),
