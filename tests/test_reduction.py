@@ -556,3 +556,27 @@ def test_the_left_one_wins_ties_of_min_and_max() -> None:
 def test_a_fold_changes_its_left_operand_in_place_where_the_type_can() -> None:
     left = [1]
     assert fold_op("sum")(left, [2]) is left
+
+
+@pytest.mark.parametrize(("name", "unit"), [("complex64", 2.0**-24), ("complex128", 2.0**-53)])
+@pytest.mark.parametrize("size", [2, 3, 8, 33])
+def test_a_product_of_complex_numbers_keeps_its_bound(name: str, unit: float, size: int) -> None:
+    rng = np.random.default_rng(size)
+    product = arithmetic("prod", DTYPES[name])
+    values = (np.exp(2j * np.pi * rng.random((size, 500))) * rng.uniform(0.5, 2, (size, 500))).astype(name)
+    for combine in (product.combine_lower, product.combine_higher):
+        mine = values[0].copy()
+        for row in values[1:]:
+            combine(mine, row)
+        bound = (1 + math.sqrt(2) * (2 * unit / (1 - 2 * unit))) ** (size - 1) - 1
+        for column in range(500):
+            real, imaginary = Fraction(1), Fraction(0)
+            for element in values[:, column]:
+                a, b = Fraction(float(element.real)), Fraction(float(element.imag))
+                real, imaginary = real * a - imaginary * b, real * b + imaginary * a
+            error = abs(
+                complex(
+                    Fraction(float(mine[column].real)) - real, Fraction(float(mine[column].imag)) - imaginary
+                )
+            )
+            assert error <= bound * abs(complex(real, imaginary))
