@@ -29,9 +29,11 @@ from asynccoll.world import (
     connect,
     get_communicator,
     init,
+    new_group,
     rank,
     run,
     shutdown,
+    split,
     use,
     world_size,
 )
@@ -66,9 +68,11 @@ __all__ = [
     "connect",
     "get_communicator",
     "init",
+    "new_group",
     "rank",
     "run",
     "shutdown",
+    "split",
     "use",
     "world_size",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
+import operator
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import CodeType, TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -23,7 +25,7 @@ from asynccoll.verbs.moving import MovingVerbs
 from asynccoll.verbs.reducing import ReducingVerbs
 from asynccoll.work import Work
 
-__all__ = ["Communicator", "Options", "seconds"]
+__all__ = ["Communicator", "Options", "ranks_of", "seconds"]
 
 _NAME_LIMIT: Final = 256
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -65,11 +67,22 @@ class Communicator(ReducingVerbs, MovingVerbs):
     likes. Use it from the event loop that opened it.
     """
 
-    def __init__(self, pump: Pump, name: str = "world", options: Options = Options()) -> None:  # noqa: B008 (immutable)
+    def __init__(
+        self,
+        pump: Pump,
+        name: str = "world",
+        options: Options = Options(),  # noqa: B008 (immutable)
+        comm: int = 0,
+    ) -> None:
         self._pump = pump
         self._loop = pump.loop
         self._pid = os.getpid()
-        group = pump.engine.group()
+        self._comm = comm
+        """Id of the communicator in the engine; 0 is the world."""
+        self._group = group = pump.engine.group(comm)
+        self._left = False
+        self._made: dict[tuple[int, ...], int] = {}
+        """Ranks as given -> how often this rank has made that group."""
         self._place = calls.Place(group.rank, group.size, options.algorithm, options.table)
         self._options = options
         self._name = name
@@ -92,7 +105,7 @@ class Communicator(ReducingVerbs, MovingVerbs):
     @property
     def ranks(self) -> tuple[int, ...]:
         """World rank of each of the communicator's ranks."""
-        return self._pump.engine.group().members
+        return self._group.members
 
     @property
     def name(self) -> str:
@@ -110,9 +123,14 @@ class Communicator(ReducingVerbs, MovingVerbs):
         return self._options.node_rank
 
     @property
+    def is_group(self) -> bool:
+        """It was made by `new_group` or `split`, not by opening a mesh."""
+        return self._comm != 0
+
+    @property
     def closed(self) -> bool:
-        """`close` has been called."""
-        return self._pump.closed
+        """`close` has been called, here or on the communicator that this one was made of."""
+        return self._left or self._pump.closed
 
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
@@ -120,14 +138,16 @@ class Communicator(ReducingVerbs, MovingVerbs):
 
     def pending(self) -> list[str]:
         """Operations under way on this rank, oldest first, as ``"allreduce #12"``."""
-        return [f"{op.fingerprint.verb} #{op.seq}" for op in self._pump.engine.pending()]
+        return [f"{op.fingerprint.verb} #{op.seq}" for op in self._group.active.values()]
 
     def stats(self) -> dict[str, int]:
-        """Counts since the start: ``operations`` (started here), ``pending``, ``bytes_sent``, ``bytes_received`` (with headers)."""
+        """Counts since the start: ``operations`` and ``pending`` of this communicator; ``bytes_sent`` and ``bytes_received`` of the
+        mesh, with headers.
+        """
         pump = self._pump
         return {
             "operations": self._started,
-            "pending": len(pump.engine.pending()),
+            "pending": len(self._group.active),
             "bytes_sent": pump.bytes_sent,
             "bytes_received": pump.bytes_received,
         }
@@ -135,6 +155,46 @@ class Communicator(ReducingVerbs, MovingVerbs):
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once when this rank begins to close."""
         self._on_close.append(callback)
+
+    # -- groups -------------------------------------------------------------------------------------------
+
+    def new_group(self, ranks: Iterable[int], name: str | None = None) -> Self | None:
+        """A communicator of some of this one's ranks; None where this rank is not one of them. No communication.
+
+        The order of ``ranks`` is the rank order of the group. Every member calls with the same list; others may, and need not. The
+        same list once more is another communicator, matched by how often each member has asked for exactly that list. A group's
+        operations are matched and ordered on their own: those of different groups never wait for each other.
+
+        Raises:
+            ValueError: ``ranks`` is empty, names a rank twice, or one that this communicator does not have.
+            TypeError: something in it is not an integer.
+        """
+        self._open()
+        self._here()
+        given = _ranks(ranks, self.world_size)
+        count = self._made[given] = self._made.get(given, 0) + 1
+        if self.rank not in given:
+            return None
+        if name is None:
+            name = f"{self._name}[{','.join(map(str, given[:8]))}{',...' if len(given) > 8 else ''}]"
+            if count > 1:
+                name += f"#{count}"
+        comm = _group_id(self._comm, given, count)
+        self._pump.make(comm, tuple(self.ranks[rank] for rank in given), name)
+        return self._sub(comm, name)
+
+    def _sub(self, comm: int, name: str) -> Self:
+        return type(self)(self._pump, name, self._options, comm)
+
+    async def split(
+        self, color: int | None, order: int | None = None, name: str | None = None
+    ) -> Self | None:
+        """One communicator for each ``color``, of the ranks that pass it; None where ``color`` is None. Every rank calls.
+
+        Ranks are in the order of ``order`` (by default their rank here), ties in the order of their rank here.
+        """
+        rows = await self.allgather((color, self.rank if order is None else order), name=name)
+        return None if color is None else self.new_group(ranks_of(color, rows), name)
 
     # -- end ----------------------------------------------------------------------------------------------
 
@@ -148,7 +208,11 @@ class Communicator(ReducingVerbs, MovingVerbs):
         self._on_close.clear()
         if self._pid != os.getpid():
             return  # a forked child must not write to its parent's sockets
-        await self._pump.close(cause)
+        if not self._comm:
+            await self._pump.close(cause)
+        elif not self.closed:
+            self._left = True
+            self._pump.leave(self._comm, cause)
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,22 +280,26 @@ class Communicator(ReducingVerbs, MovingVerbs):
         self._open()  # the value was pickled meanwhile, which may run any code
         work: Work[Any] = Work(loop=self._loop)
         self._started += 1
+        op.comm = self._comm
         work.start(self._pump, op)
         return work
 
     def _open(self) -> None:
-        if self._pump.closed:
-            raise NotInitialized(
-                f"communicator {self._name!r} is closed; open a new one with asynccoll.init()"
-            )
+        if self.closed:
+            how = "new_group()" if self._comm and not self._pump.closed else "asynccoll.init()"
+            raise NotInitialized(f"communicator {self._name!r} is closed; open a new one with {how}")
 
     def _usable(self) -> None:
         """Raise, without taking a number, if no operation can be started from here."""
         self._open()
-        if self._pump.engine.group().crowded:
+        if self._group.crowded:
             raise RuntimeError(
                 f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; await some first"
             )
+        self._here()
+
+    def _here(self) -> None:
+        """Raise if this is not the process, or not the loop, that opened the communicator."""
         if self._pid != os.getpid():
             raise RuntimeError(
                 f"communicator {self._name!r} belongs to process {self._pid}, and this is a fork of it (process {os.getpid()}); "
@@ -246,6 +314,37 @@ class Communicator(ReducingVerbs, MovingVerbs):
                 f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
                 "Call from the loop that opened it, or use asynccoll.sync"
             )
+
+
+def ranks_of(color: int, rows: Sequence[tuple[int | None, int]]) -> list[int]:
+    """Ranks whose row is ``(color, order)``, in the order of their ``order``, then of their rank."""
+    return [rank for _, rank in sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == color)]
+
+
+def _ranks(ranks: Iterable[int], size: int) -> tuple[int, ...]:
+    """``ranks`` as a tuple of distinct ranks below ``size``. Raises TypeError or ValueError."""
+    given = []
+    for rank in ranks:
+        try:
+            given.append(operator.index(rank))
+        except TypeError:
+            raise TypeError(f"ranks= holds {rank!r}, which is not an integer") from None
+    if not given:
+        raise ValueError("ranks= is empty: a communicator has at least one rank")
+    for rank in given:
+        if not 0 <= rank < size:
+            raise ValueError(
+                f"ranks= holds {rank}, which is not a rank of this communicator; use 0 to {size - 1}"
+            )
+    if len(set(given)) < len(given):
+        raise ValueError(f"ranks= names a rank twice: {given}")
+    return tuple(given)
+
+
+def _group_id(parent: int, ranks: tuple[int, ...], count: int) -> int:
+    """Id of a group: the same on all members, without asking. 0 is the world's."""
+    digest = hashlib.blake2b(repr((parent, ranks, count)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") or 1
 
 
 def _refused(verb: str, error: Exception) -> Operation:

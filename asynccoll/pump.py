@@ -66,6 +66,24 @@ class Pump(ABC):
             self.busy = False
             self.flush()
 
+    def make(self, comm: int, members: tuple[int, ...], name: str) -> None:
+        """Make one communicator known to the engine. ``members``: group rank -> world rank."""
+        self._enter()
+        try:
+            self.engine.add_group(comm, members, name)
+        finally:
+            self.busy = False
+            self.flush()
+
+    def leave(self, comm: int, cause: str) -> None:
+        """Leave one communicator: end what is pending on it, tell its members."""
+        self._enter()
+        try:
+            self.engine.leave_group(comm, cause, self.loop.time())
+        finally:
+            self.busy = False
+            self.flush()
+
     def _enter(self) -> None:
         if self.busy:
             raise RuntimeError(

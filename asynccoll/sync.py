@@ -13,13 +13,13 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from asynccoll import world
 from asynccoll.background import LoopThread
-from asynccoll.communicator import Communicator
+from asynccoll.communicator import Communicator, ranks_of
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.errors import AlreadyInitialized, NotInitialized, RemoteError
 from asynccoll.launch import launch
@@ -45,8 +45,10 @@ __all__ = [
     "get_communicator",
     "init",
     "launch",
+    "new_group",
     "rank",
     "shutdown",
+    "split",
     "world_size",
 ]
 
@@ -158,6 +160,9 @@ class _Threaded(Communicator):
         with self._counting:
             self._under_way -= 1
 
+    def _sub(self, comm: int, name: str) -> Self:
+        return type(self)(Communicator(self._pump, name, self._options, comm), self._thread)
+
     def _skip(self, refused: Any) -> None:
         self._thread.soon(lambda: self._start(refused).exception())
 
@@ -219,9 +224,14 @@ class SyncCommunicator:
     """
 
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
-        self._threaded = _Threaded(communicator, thread)
         self._thread = thread
-        thread.at_stop(communicator._pump.abandon)
+        if isinstance(
+            communicator, _Threaded
+        ):  # a group: the thread belongs to the communicator that it was made of
+            self._threaded = communicator
+        else:
+            self._threaded = _Threaded(communicator, thread)
+            thread.at_stop(communicator._pump.abandon)
 
     @property
     def rank(self) -> int:
@@ -261,6 +271,24 @@ class SyncCommunicator:
     barrier = _blocking(Communicator.barrier)
     barrier_async = _future(Communicator.barrier)
 
+    def new_group(self, ranks: Iterable[int], name: str | None = None) -> SyncCommunicator | None:
+        """A communicator of some of this one's ranks: see `asynccoll.Communicator.new_group`. No communication."""
+        self._threaded._usable()
+        given = list(ranks)
+
+        async def make() -> _Threaded | None:
+            return self._threaded.new_group(given, name)
+
+        made = self._thread.run(make()).result()
+        return None if made is None else SyncCommunicator(made, self._thread)
+
+    def split(
+        self, color: int | None, order: int | None = None, name: str | None = None
+    ) -> SyncCommunicator | None:
+        """One communicator for each ``color``: see `asynccoll.Communicator.split`. Every rank calls."""
+        rows = self.allgather((color, self.rank if order is None else order), name=name)
+        return None if color is None else self.new_group(ranks_of(color, rows), name)
+
     def close(self) -> None:
         """Leave in good order; twice is silent. What is pending fails with `CommunicatorClosed`."""
         self._close("closed")
@@ -272,7 +300,8 @@ class SyncCommunicator:
             )
         if self._thread.alive:
             self._thread.run(self._threaded._close(cause)).result()
-            self._thread.stop()
+            if not self._threaded.is_group:
+                self._thread.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -383,5 +412,7 @@ broadcast = _on_default(SyncCommunicator.broadcast)
 broadcast_async = _on_default(SyncCommunicator.broadcast_async)
 allgather = _on_default(SyncCommunicator.allgather)
 allgather_async = _on_default(SyncCommunicator.allgather_async)
+new_group = _on_default(SyncCommunicator.new_group)
+split = _on_default(SyncCommunicator.split)
 barrier = _on_default(SyncCommunicator.barrier)
 barrier_async = _on_default(SyncCommunicator.barrier_async)

@@ -34,9 +34,11 @@ __all__ = [
     "connect",
     "get_communicator",
     "init",
+    "new_group",
     "rank",
     "run",
     "shutdown",
+    "split",
     "use",
     "world_size",
 ]
@@ -342,3 +344,5 @@ allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
 broadcast = on_default(Communicator.broadcast, get_communicator)
 allgather = on_default(Communicator.allgather, get_communicator)
 barrier = on_default(Communicator.barrier, get_communicator)
+new_group = on_default(Communicator.new_group, get_communicator)
+split = on_default(Communicator.split, get_communicator)

@@ -219,7 +219,7 @@ class TestLog:
     def test_so_is_a_rank_that_leaves(self, driver, caplog):
         for _ in range(3):
             driver.submit(operation(driver))
-        driver.receive(1, wire.goodbye_frame({"cause": "went home", "next": {0: 0}}))
+        driver.receive(1, wire.goodbye_frame(0, {"cause": "went home", "next": {0: 0}}))
         (message,) = [entry.message for entry in caplog.records]
         assert "went home" in message
 

@@ -301,6 +301,35 @@ class TestThreads:
         assert alone.allreduce(Calls()) == "inner"
 
 
+class TestGroups:
+    def test_a_group_has_blocking_verbs_and_shares_the_thread(self, pair):
+        def one(comm):
+            group = comm.new_group([1, 0])
+            other = comm.new_group([comm.rank])
+            results = group.allgather(comm.rank), other.allreduce(5), group.rank
+            group.close()
+            group.close()
+            assert group.closed
+            assert not comm.closed
+            comm.barrier()
+            return results
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(one, pair)) == [([1, 0], 5, 1), ([1, 0], 5, 0)]
+
+    def test_split_and_who_is_left_out(self, pair):
+        def one(comm):
+            group = comm.split(7 if comm.rank else None, name="odd")
+            return group and (group.rank, group.world_size, group.allreduce(3))
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(one, pair)) == [None, (0, 1, 3)]
+
+    def test_wrong_lists_are_refused(self, alone):
+        with pytest.raises(ValueError, match="twice"):
+            alone.new_group([0, 0])
+
+
 class TestCancel:
     def test_it_aborts_the_operation_on_every_rank_and_frees_the_memory(self, pair):
         array = np.zeros(1 << 20)

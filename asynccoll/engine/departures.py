@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from asynccoll.engine.aborts import Aborts, valid_ranks
 from asynccoll.engine.group import Farewell, Group
 from asynccoll.engine.operation import Operation
-from asynccoll.engine.wire import clipped
+from asynccoll.engine.wire import clipped, goodbye_frame
 from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
 
 if TYPE_CHECKING:
@@ -83,14 +83,24 @@ class Departures:
             self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024)})
             self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))
 
-    def goodbye(self, peer: int, body: Mapping[str, Any]) -> None:
-        """``peer`` leaves in good order: what it has not taken part in cannot complete."""
+    def farewell(self, cause: str, groups: Iterable[Group]) -> bytes:
+        """GOODBYE from these communicators; from all that there are, if the world is among them."""
+        groups = list(groups)
+        body = {
+            "cause": clipped(cause, 1024),
+            "next": {group.comm: group.next_seq for group in groups},
+            "lost": {group.comm: self.blamed(group) for group in groups},
+        }
+        return goodbye_frame(groups[0].comm, body)
+
+    def goodbye(self, peer: int, comm: int, body: Mapping[str, Any]) -> None:
+        """``peer`` leaves the mesh (``comm`` 0) or one communicator: what it has not taken part in cannot complete."""
         numbers, cause, lost = body.get("next"), body.get("cause"), body.get("lost", {})
         if not isinstance(numbers, dict) or not isinstance(cause, str) or not isinstance(lost, dict):
             raise ProtocolError(f"rank {peer} sent a malformed goodbye")
-        for comm, group in self._groups.items():
-            if peer in group.index:
-                number, dead = numbers.get(comm, 0), lost.get(comm, [])
+        for group in list(self._groups.values()):
+            if peer in group.index and comm in (0, group.comm):
+                number, dead = numbers.get(group.comm, 0), lost.get(group.comm, [])
                 if not isinstance(number, int) or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
                 group.left[peer] = Farewell(number, cause, tuple(dead))
@@ -99,3 +109,11 @@ class Departures:
                     error = self.unfit(group, op)
                     if error is not None:
                         self.end(op, error)
+
+    def inherit(self, group: Group, world: Group) -> None:
+        """A communicator is made: who has died or left the mesh before is missing in it from the start."""
+        for member in group.members:
+            if member in world.left:
+                group.left[member] = world.left[member]._replace(number=0, lost=())
+            if member in world.lost:
+                group.lost[member] = world.lost[member]

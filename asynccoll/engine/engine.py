@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from asynccoll.algorithms.dissemination import partners
-from asynccoll.engine import wire
 from asynccoll.engine.aborts import Aborts, refusal
+from asynccoll.engine.arrivals import Arrivals
 from asynccoll.engine.departures import Departures
 from asynccoll.engine.group import Early, Group
-from asynccoll.engine.inbound import Inbound, Landing
+from asynccoll.engine.inbound import Inbound
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
-from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
 from asynccoll.engine.transfers import FoldBytes, SendBytes
@@ -62,21 +61,45 @@ class Engine:
         self._aborts = Aborts(self, self._outgoing)
         self._departures = Departures(self, self._groups, self._aborts)
         self._rounds = Rounds(self, self._outgoing, self._aborts)
+        self._arrivals = Arrivals(
+            self, self._groups, self._outgoing, self._aborts, self._departures, self._rounds
+        )
         self.add_group(WORLD, tuple(range(size)), name)
 
     # -- what the communicator calls ----------------------------------------------------------------------
 
     def add_group(self, comm: int, members: tuple[int, ...], name: str) -> Group:
-        """Make the communicator ``comm`` known. ``members``: group rank -> world rank; this rank is one of them."""
+        """Make the communicator ``comm`` known. ``members``: group rank -> world rank; this rank is one of them.
+
+        No communication: what the other members have sent for it already is played back.
+        """
+        if self._arrivals.known(comm):
+            raise ValueError(f"the id {comm:#x} of communicator {name!r} is in use already")
         group = Group(comm, members, members.index(self.rank), name)
         group.rounds = partners(group.rank, group.size)
         self._groups[comm] = group
+        self._departures.inherit(group, self._groups[WORLD])
+        self._arrivals.made(comm)
         return group
 
-    def submit(self, op: Operation, now: float, comm: int = WORLD) -> None:
-        """Give ``op`` the next number of communicator ``comm`` and start it."""
+    def leave_group(self, comm: int, cause: str, now: float) -> None:
+        """End what is pending on a communicator and tell its members. It may not be used afterwards."""
         self.now = now
-        group = self._number(op, comm, now)
+        group = self._groups[comm]
+        for op in list(group.active.values()):
+            self._departures.leave(group, op, cause)
+        for member in group.members:
+            if member != self.rank and member not in group.lost and member not in self._groups[WORLD].left:
+                self._outgoing.post(member, self._departures.farewell(cause, [group]))
+        for early in group.early.values():
+            self._outgoing.release(early)
+        del self._groups[comm]
+        self._arrivals.left(comm)
+
+    def submit(self, op: Operation, now: float) -> None:
+        """Give ``op`` the next number of its communicator and start it."""
+        self.now = now
+        group = self._number(op, now)
         early = group.early.pop(op.seq, None)
         error = self._departures.unfit(group, op)
         if error is not None:
@@ -103,21 +126,21 @@ class Engine:
                 if nbytes > EAGER_STREAM:
                     self._outgoing.grant(op, op.members[peer], UNLIMITED)
         if not op.swaps:
-            self._advance(op)
+            self.advance(op)
 
-    def refuse(self, op: Operation, error: Exception, now: float, comm: int = WORLD) -> None:
+    def refuse(self, op: Operation, error: Exception, now: float) -> None:
         """``op`` failed before it started (an argument is wrong): it takes its number, so that the ranks stay in step."""
         self.now = now
-        group = self._number(op, comm, now)
+        group = self._number(op, now)
         early = group.early.pop(op.seq, None)
         if early is not None:
             self._outgoing.release(early)
         self._aborts.broadcast(op, refusal(error))
         self._aborts.end(op, error)
 
-    def _number(self, op: Operation, comm: int, now: float) -> Group:
-        group = self._groups[comm]
-        op.comm, op.seq = comm, group.next_seq
+    def _number(self, op: Operation, now: float) -> Group:
+        group = self._groups[op.comm]
+        op.seq = group.next_seq
         group.next_seq += 1
         op.members, op.rank, op.group = group.members, group.rank, group.name
         op.rounds, op.heard = group.rounds, 1 << group.rank
@@ -127,7 +150,8 @@ class Engine:
     def cancel(self, op: Operation, now: float) -> None:
         """End ``op`` on every rank because its awaiter was cancelled. Its memory is free when this returns."""
         self.now = now
-        if self._groups[op.comm].active.get(op.seq) is op:
+        group = self._groups.get(op.comm)
+        if group is not None and group.active.get(op.seq) is op:
             self._aborts.cancel(op)
 
     def close(self, cause: str, now: float, *, ended: bool = False) -> None:
@@ -142,10 +166,7 @@ class Engine:
                 group.rumoured.add(group.rank)
             for op in list(group.active.values()):
                 self._departures.leave(group, op, cause)
-        numbers = {comm: group.next_seq for comm, group in self._groups.items()}
-        lost = {comm: self._departures.blamed(group) for comm, group in self._groups.items()}
-        body = {"cause": wire.clipped(cause, 1024), "next": numbers, "lost": lost}
-        goodbye = wire.goodbye_frame(body)
+        goodbye = self._departures.farewell(cause, self._groups.values())
         for peer in self._outboxes:
             self._outgoing.post(peer, goodbye)
 
@@ -163,7 +184,7 @@ class Engine:
         """Memory for the next bytes from ``peer``: never empty; valid until the next call into the engine."""
         inbound = self._inbounds.get(peer)
         if inbound is None:
-            inbound = self._inbounds[peer] = Inbound(peer, self)
+            inbound = self._inbounds[peer] = Inbound(peer, self._arrivals)
         return inbound.target()
 
     def received(self, peer: int, nbytes: int, now: float) -> bool:
@@ -172,11 +193,11 @@ class Engine:
         try:
             self._inbounds[peer].received(nbytes)
         except ProtocolError as error:
-            self._broken(peer, error)
+            self.broken(peer, error)
             return False
         except Exception as error:  # a defect of this package: the stream cannot be trusted any more
             what = f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"
-            self._broken(peer, ProtocolError(what))
+            self.broken(peer, ProtocolError(what))
             raise
         except BaseException:  # a user's sys.exit(): what came behind that frame must not wait for more bytes
             if peer in self._inbounds:
@@ -224,110 +245,12 @@ class Engine:
         self._outboxes[peer].clear()
         self._inbounds.pop(peer, None)
         self.dirty.pop(peer, None)
+        self._arrivals.forget(peer)
         self._departures.lost(peer, reason)
-
-    # -- bytes from a peer (FrameSink) --------------------------------------------------------------------
-
-    def data(
-        self, peer: int, flags: int, comm: int, seq: int, tag: int, payload: memoryview, owned: bool = False
-    ) -> None:
-        """A complete DATA frame."""
-        group = self._group_of(comm, peer)
-        op = group.active.get(seq)
-        if op is None:
-            if seq >= group.next_seq:
-                kept = payload if owned else memoryview(bytes(payload))
-                if not group.keep_payload(peer, flags, seq, tag, kept):
-                    self._outgoing.owe(peer, len(payload))
-            elif flags:
-                self._outgoing.owe(peer, len(payload))
-            return
-        if flags:
-            self._outgoing.owe(peer, len(payload))
-        if tag != op.digests.tag:
-            self._aborts.disagree(op)
-        elif op.inquest is None:
-            stream = op.inputs.get(peer)
-            if stream is None:
-                stream = op.inputs[peer] = InStream()
-            try:
-                ready = op.deliver(stream, payload, owned)
-            except BaseException as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
-                self._aborts.fail(op, error)
-                return
-            if ready:
-                op.waiting = None
-                self._advance(op)
-
-    def place(self, peer: int, flags: int, comm: int, seq: int, tag: int, length: int) -> Landing:
-        """Memory for a bulk payload: the posted receive itself where that is possible."""
-        group = self._group_of(comm, peer)
-        op = group.active.get(seq)
-        if op is not None and op.inquest is None and tag == op.digests.tag:
-            stream = op.inputs.get(peer)
-            if stream is not None and op.waiting is stream:
-                filled = stream.filled
-                if stream.into is not None and filled + length <= stream.total:
-                    return Landing(stream.into[filled : filled + length], op, stream)
-                if stream.fold is not None:
-                    return Landing(self._inbounds[peer].scratch(length))
-            return Landing(memoryview(bytearray(length)), owned=True)
-        if seq >= group.next_seq:
-            group.limit_early(peer, flags, length)
-            return Landing(memoryview(bytearray(length)), owned=True)
-        return Landing(self._inbounds[peer].scratch(length))
-
-    def landed(self, peer: int, flags: int, landing: Landing) -> None:
-        """The payload of a posted receive is in place."""
-        if flags:
-            self._outgoing.owe(peer, len(landing.memory))
-        op, stream = landing.op, landing.stream
-        if op is None or stream is None or op.waiting is not stream:
-            return  # the operation has ended meanwhile
-        stream.filled += len(landing.memory)
-        if stream.complete():
-            op.waiting = None
-            self._advance(op)
-
-    def start(self, peer: int, round_: int, comm: int, seq: int, payload: memoryview) -> None:
-        """A complete START frame."""
-        group = self._group_of(comm, peer)
-        op = group.active.get(seq)
-        if op is not None:
-            self._rounds.receive(op, peer, round_, payload)
-        elif seq >= group.next_seq:
-            group.early_of(seq).keep_record(peer, round_, bytes(payload))
-
-    def control(self, peer: int, kind: int, comm: int, seq: int, payload: memoryview) -> None:
-        """A complete frame of a kind other than DATA and START."""
-        if kind == wire.CREDIT:
-            box = self._outboxes[peer]
-            box.credit += wire.parse_u64(payload)
-            if box.credit > EAGER_CREDIT:
-                raise ProtocolError(f"rank {peer} gave back more credit than it was owed")
-            return
-        if kind == wire.GOODBYE:
-            self._departures.goodbye(peer, wire.control_payload(payload))
-            return
-        group = self._group_of(comm, peer)
-        op = group.active.get(seq)
-        if kind == wire.READY:
-            upto = wire.parse_u64(payload)
-            if op is not None:
-                self._outgoing.granted(op, peer, upto)
-            elif seq >= group.next_seq:
-                group.early_of(seq).grants[peer] = upto
-        elif kind == wire.WANT:
-            if op is not None:
-                self._outgoing.wanted(op, peer)
-            elif seq >= group.next_seq:
-                group.early_of(seq).wants.add(peer)
-        else:
-            self._aborts.received(group, peer, seq, op, wire.control_payload(payload))
 
     # -- programs -----------------------------------------------------------------------------------------
 
-    def _advance(self, op: Operation) -> None:
+    def advance(self, op: Operation) -> None:
         """Run the program until it waits or returns."""
         program = op.program
         if program is None:
@@ -372,18 +295,6 @@ class Engine:
             return False
         return True
 
-    # -- frames for operations that have not been called here ------------------------------------------------
-
-    def _group_of(self, comm: int, peer: int) -> Group:
-        group = self._groups.get(comm)
-        if group is None:
-            raise ProtocolError(
-                f"rank {peer} sent a frame for communicator {comm}, which this rank does not know"
-            )
-        if peer not in group.index:
-            raise ProtocolError(f"rank {peer} is not in communicator {comm}")
-        return group
-
     def _take_early(self, op: Operation, early: Early) -> bool:
         """Give a starting operation what came before it. False if it has ended (or is about to) because of that."""
         self._outgoing.release(early)
@@ -400,7 +311,7 @@ class Engine:
             try:
                 self._rounds.receive(op, peer, round_, memoryview(record))
             except ProtocolError as error:
-                self._broken(peer, error)
+                self.broken(peer, error)
             if op.inquest is not None or op.error is not None:
                 return False
         return True
@@ -409,7 +320,12 @@ class Engine:
         """The peer has said goodbye."""
         return peer in self._groups[WORLD].left
 
-    def _broken(self, peer: int, error: ProtocolError) -> None:
+    def scratch(self, peer: int, length: int) -> memoryview:
+        """Memory for a payload of ``peer`` that is folded or dropped as soon as it is complete."""
+        return self._inbounds[peer].scratch(length)
+
+    def broken(self, peer: int, error: ProtocolError) -> None:
+        """The peer broke the protocol: give it up."""
         self.events.append(PeerBroken(peer, error))
         for group in self._groups.values():
             group.left.pop(peer, None)  # whatever it said before, it did not leave in good order

@@ -162,7 +162,6 @@ class Operation:
     )
 
     # Set when the engine numbers the call.
-    comm: int
     seq: int
     members: tuple[int, ...]
     """Group rank -> world rank."""
@@ -207,6 +206,8 @@ class Operation:
         self.on_end = on_end
         """Called once by the driver when the operation has ended; `error` tells how."""
 
+        self.comm = 0
+        """Communicator; 0 is the world."""
         self.deadline: float | None = None
         self.remaining = NO_DEADLINE
         """Milliseconds that remained at the call."""

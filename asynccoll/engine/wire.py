@@ -162,9 +162,9 @@ def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:
     return _packed(ABORT, comm, seq, body)
 
 
-def goodbye_frame(body: dict[str, Any]) -> bytes:
-    """GOODBYE with a msgpack body."""
-    return _packed(GOODBYE, 0, 0, body)
+def goodbye_frame(comm: int, body: dict[str, Any]) -> bytes:
+    """GOODBYE with a msgpack body, from one communicator or (0) from the mesh."""
+    return _packed(GOODBYE, comm, 0, body)
 
 
 def clipped(text: str, limit: int) -> str:

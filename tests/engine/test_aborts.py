@@ -554,12 +554,12 @@ class TestDuringAnInquest:
 
     def test_a_rank_that_leaves_is_reported_instead_if_it_took_no_part(self):
         wires = self.opened()
-        wires.feed(0, 2, wire.goodbye_frame({"cause": "bye", "next": {0: 0}}))
+        wires.feed(0, 2, wire.goodbye_frame(0, {"cause": "bye", "next": {0: 0}}))
         assert isinstance(error_of(wires, 0), CommunicatorClosed)
 
     def test_a_rank_that_leaves_after_it_took_part_is_not_waited_for(self):
         wires = self.opened()
-        wires.feed(0, 2, wire.goodbye_frame({"cause": "bye", "next": {0: 1}}))
+        wires.feed(0, 2, wire.goodbye_frame(0, {"cause": "bye", "next": {0: 1}}))
         wires.lose(0, 2, "left")
         error = error_of(wires, 0)
         assert isinstance(error, CollectiveTimeout)

@@ -9,7 +9,7 @@ from asynccoll.errors import CommunicatorClosed, PeerLost
 
 class TestGoodbye:
     def bye(self, number, cause="closed"):
-        return wire.goodbye_frame({"cause": cause, "next": {0: number}})
+        return wire.goodbye_frame(0, {"cause": cause, "next": {0: number}})
 
     def test_close_tells_each_peer_the_first_number_that_it_takes_no_part_in(self):
         wires = Wires(3, [0])
@@ -97,7 +97,7 @@ class TestGoodbye:
     )
     def test_a_malformed_one_breaks_the_peer(self, body):
         wires = alone()
-        wires.feed(0, 1, wire.goodbye_frame(body))
+        wires.feed(0, 1, wire.goodbye_frame(0, body))
         assert "malformed goodbye" in str(wires.broken[0][1])
 
     @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ class TestBlame:
     """Who leaves because others died passes the blame on: the one that ends second is never the culprit."""
 
     def bye(self, number, *lost):
-        return wire.goodbye_frame({"cause": "failed", "next": {0: number}, "lost": {0: list(lost)}})
+        return wire.goodbye_frame(0, {"cause": "failed", "next": {0: number}, "lost": {0: list(lost)}})
 
     def test_a_rank_that_leaves_because_of_the_dead_is_not_blamed_itself(self):
         wires = Wires(4, [0])
@@ -138,7 +138,7 @@ class TestBlame:
     @pytest.mark.parametrize("lost", [[], {0: 1}, {0: ["1"]}, {0: [3]}, {0: [-1]}], ids=repr)
     def test_malformed_blame_breaks_the_peer(self, lost):
         wires = Wires(3, [0])
-        wires.feed(0, 1, wire.goodbye_frame({"cause": "x", "next": {}, "lost": lost}))
+        wires.feed(0, 1, wire.goodbye_frame(0, {"cause": "x", "next": {}, "lost": lost}))
         assert list(wires.broken[0]) == [1]
 
     def test_what_was_heard_of_the_dead_is_passed_on_by_those_that_saw_nothing(self):
@@ -243,7 +243,7 @@ class TestPeerLost:
         # It says that it took part in number 0, but what it owes will never come.
         wires = alone()
         op = wires.start(0, recv(1, bytearray(1)))
-        wires.feed(0, 1, wire.goodbye_frame({"cause": "bye", "next": {0: 1}}) + frame(99))
+        wires.feed(0, 1, wire.goodbye_frame(0, {"cause": "bye", "next": {0: 1}}) + frame(99))
         assert list(wires.broken[0]) == [1]
         assert isinstance(op.error, PeerLost)
 

@@ -112,12 +112,6 @@ class TestEarly:
             wires.feed(0, 2, changed)
             assert list(wires.broken[0]) == [2]
 
-    def test_a_frame_for_a_communicator_that_nobody_knows_breaks_the_peer(self):
-        for kind in (wire.DATA, wire.START, wire.READY, wire.WANT, wire.ABORT):
-            wires = alone()
-            wires.feed(0, 1, frame(kind, 0, bytes(8), comm=99, flags=kind == wire.DATA))
-            assert "communicator 99" in str(wires.broken[0][1])
-
 
 class TestLanding:
     BULK = 100_000
@@ -392,7 +386,7 @@ class TestDefects:
     def test_an_error_that_nothing_expects_gives_the_peer_up_and_is_raised(self, monkeypatch):
         wires = alone()
         op = wires.start(0)
-        monkeypatch.setattr(wires.engines[0], "_group_of", lambda *args: 1 / 0)
+        monkeypatch.setattr(wires.engines[0]._arrivals, "_group", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             wires.feed(0, 1, start_record())
         wires.collect(0)

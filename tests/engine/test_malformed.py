@@ -81,7 +81,7 @@ def valid(rng):
         case 4:
             return wire.abort_frame(0, seq, rng.choice(BODIES))
         case 5:
-            return wire.goodbye_frame({"cause": "bye", "next": {0: rng.randrange(8)}})
+            return wire.goodbye_frame(0, {"cause": "bye", "next": {0: rng.randrange(8)}})
         case _:
             size = rng.choice([1, 8, 10, 11, 1000, 9000, 30_000])
             return frame(wire.DATA, seq, bytes(size), flags=rng.choice([0, 1]), tag=TAG)
@@ -177,7 +177,7 @@ def odd(rng, depth=2):
 def odd_body(rng):
     """An ABORT or GOODBYE whose map holds wrong things."""
     if rng.random() < 0.2:
-        return wire.goodbye_frame({"cause": odd(rng), "next": rng.choice([odd(rng), {0: odd(rng)}])})
+        return wire.goodbye_frame(0, {"cause": odd(rng), "next": rng.choice([odd(rng), {0: odd(rng)}])})
     body = dict(rng.choice(BODIES))
     key = rng.choice([*body, "reason", "error", "fields", "site", "limit", "cause", "absent"])
     if rng.random() < 0.3 and isinstance(body.get("error"), dict):

@@ -79,7 +79,8 @@ class Wires:
     # -- calls --------------------------------------------------------------------------------------------
 
     def submit(self, rank, op, comm=0):
-        self.engines[rank].submit(op, self.now, comm)
+        op.comm = comm
+        self.engines[rank].submit(op, self.now)
         self.collect(rank)
         return op
 
