@@ -1,5 +1,6 @@
 """Exact, ranked collective communication that Python programs can await."""
 
+from asynccoll.calls import Message
 from asynccoll.communicator import Communicator
 from asynccoll.errors import (
     AlreadyInitialized,
@@ -31,7 +32,10 @@ from asynccoll.world import (
     init,
     new_group,
     rank,
+    recv,
+    recv_message,
     run,
+    send,
     shutdown,
     split,
     use,
@@ -50,6 +54,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorClosed",
+    "Message",
     "NotInitialized",
     "PeerLost",
     "ProtocolError",
@@ -70,7 +75,10 @@ __all__ = [
     "init",
     "new_group",
     "rank",
+    "recv",
+    "recv_message",
     "run",
+    "send",
     "shutdown",
     "split",
     "use",

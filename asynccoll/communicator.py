@@ -21,6 +21,7 @@ from asynccoll.engine.programs.items import nothing
 from asynccoll.errors import NotInitialized
 from asynccoll.objects import describe_error
 from asynccoll.pump import Pump
+from asynccoll.verbs.messages import MessageVerbs
 from asynccoll.verbs.moving import MovingVerbs
 from asynccoll.verbs.reducing import ReducingVerbs
 from asynccoll.work import Work
@@ -28,6 +29,8 @@ from asynccoll.work import Work
 __all__ = ["Communicator", "Options", "ranks_of", "seconds"]
 
 _NAME_LIMIT: Final = 256
+_MESSAGES: Final = ("send", "recv", "recv_message")
+"""Verbs that take no number."""
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -59,7 +62,7 @@ class Options(NamedTuple):
     node_rank: int = 0
 
 
-class Communicator(ReducingVerbs, MovingVerbs):
+class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
     """All ranks of a mesh, seen from one of them. Open it with `asynccoll.init` or `asynccoll.connect`.
 
     Every verb is a plain function that starts its operation at the call and returns a `Work` to await. Operations of one
@@ -255,8 +258,8 @@ class Communicator(ReducingVerbs, MovingVerbs):
                     "key= is reserved for keyed operations, which this version does not have; leave it out"
                 )
             _check_name(name)
-            fingerprint, program, expected, agreed, swaps = prepare()
-            return Operation(
+            fingerprint, program, expected, agreed, swaps, mail = prepare()
+            op = Operation(
                 fingerprint,
                 digests(fingerprint) if agreed is None else agreed,
                 program,
@@ -265,6 +268,8 @@ class Communicator(ReducingVerbs, MovingVerbs):
                 timeout=limit,
                 site=_call_site(),
             )
+            op.mail = mail
+            return op
         except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
             return _refused(verb, error)
         except BaseException as error:
@@ -350,7 +355,7 @@ def _group_id(parent: int, ranks: tuple[int, ...], count: int) -> int:
 def _refused(verb: str, error: Exception) -> Operation:
     fingerprint = Fingerprint(verb)
     op = Operation(fingerprint, digests(fingerprint), nothing())
-    op.refused = error
+    op.refused, op.message = error, verb in _MESSAGES
     return op
 
 

@@ -66,6 +66,15 @@ class Pump(ABC):
             self.busy = False
             self.flush()
 
+    def post(self, op: Operation) -> None:
+        """Start ``op``, a send or a receive of a message."""
+        self._enter()
+        try:
+            self.engine.message(op, self.loop.time())
+        finally:
+            self.busy = False
+            self.flush()
+
     def make(self, comm: int, members: tuple[int, ...], name: str) -> None:
         """Make one communicator known to the engine. ``members``: group rank -> world rank."""
         self._enter()

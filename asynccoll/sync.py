@@ -47,6 +47,12 @@ __all__ = [
     "launch",
     "new_group",
     "rank",
+    "recv",
+    "recv_async",
+    "recv_message",
+    "recv_message_async",
+    "send",
+    "send_async",
     "shutdown",
     "split",
     "world_size",
@@ -268,6 +274,12 @@ class SyncCommunicator:
     broadcast_async = _future(Communicator.broadcast)
     allgather = _blocking(Communicator.allgather)
     allgather_async = _future(Communicator.allgather)
+    send = _blocking(Communicator.send)
+    send_async = _future(Communicator.send)
+    recv = _blocking(Communicator.recv)
+    recv_async = _future(Communicator.recv)
+    recv_message = _blocking(Communicator.recv_message)
+    recv_message_async = _future(Communicator.recv_message)
     barrier = _blocking(Communicator.barrier)
     barrier_async = _future(Communicator.barrier)
 
@@ -412,6 +424,12 @@ broadcast = _on_default(SyncCommunicator.broadcast)
 broadcast_async = _on_default(SyncCommunicator.broadcast_async)
 allgather = _on_default(SyncCommunicator.allgather)
 allgather_async = _on_default(SyncCommunicator.allgather_async)
+send = _on_default(SyncCommunicator.send)
+send_async = _on_default(SyncCommunicator.send_async)
+recv = _on_default(SyncCommunicator.recv)
+recv_async = _on_default(SyncCommunicator.recv_async)
+recv_message = _on_default(SyncCommunicator.recv_message)
+recv_message_async = _on_default(SyncCommunicator.recv_message_async)
 new_group = _on_default(SyncCommunicator.new_group)
 split = _on_default(SyncCommunicator.split)
 barrier = _on_default(SyncCommunicator.barrier)

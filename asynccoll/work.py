@@ -32,8 +32,13 @@ class Work(asyncio.Future[T]):
         self._op = op
         op.on_end = self.ended
         try:
-            if op.refused is None:
+            if op.mail is not None:
+                pump.post(op)
+            elif op.refused is None:
                 pump.submit(op)
+            elif op.message:
+                op.error = op.refused
+                self.ended(op)
             else:
                 pump.refuse(op, op.refused)
         except BaseException:

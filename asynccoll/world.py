@@ -36,7 +36,10 @@ __all__ = [
     "init",
     "new_group",
     "rank",
+    "recv",
+    "recv_message",
     "run",
+    "send",
     "shutdown",
     "split",
     "use",
@@ -344,5 +347,8 @@ allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
 broadcast = on_default(Communicator.broadcast, get_communicator)
 allgather = on_default(Communicator.allgather, get_communicator)
 barrier = on_default(Communicator.barrier, get_communicator)
+send = on_default(Communicator.send, get_communicator)
+recv = on_default(Communicator.recv, get_communicator)
+recv_message = on_default(Communicator.recv_message, get_communicator)
 new_group = on_default(Communicator.new_group, get_communicator)
 split = on_default(Communicator.split, get_communicator)

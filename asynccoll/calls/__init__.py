@@ -3,12 +3,14 @@
 Each function is pure: it may raise `TypeError` or `ValueError` for wrong arguments, and has not touched anything when it does.
 """
 
+from asynccoll.calls.messages import Message, receive, send
 from asynccoll.calls.moving import allgather, barrier, broadcast
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
 
 __all__ = [
     "Call",
+    "Message",
     "Place",
     "allgather",
     "allreduce",
@@ -16,4 +18,6 @@ __all__ = [
     "allreduce_tree",
     "barrier",
     "broadcast",
+    "receive",
+    "send",
 ]

@@ -28,7 +28,7 @@ from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.programs import items
 from asynccoll.errors import ProtocolError
 
-__all__ = ["allgather", "barrier", "broadcast"]
+__all__ = ["allgather", "array_item", "array_of", "barrier", "broadcast", "object_item"]
 
 
 class _Received:
@@ -111,16 +111,29 @@ def _parse(description: Any) -> tuple[DType, tuple[int, ...], str]:
         raise ProtocolError(f"malformed description of an array: {description!r}") from None
 
 
+def array_of(meta: bytes, nbytes: int) -> tuple[DType, tuple[int, ...], str] | None:
+    """dtype, shape and container of an array that a peer describes as of ``nbytes`` bytes; None for an object."""
+    description = objects.unpack_control(meta, len(meta))
+    if description is None:
+        return None
+    dtype, shape, container = _parse(description)
+    if math.prod(shape) * dtype.itemsize != nbytes:
+        raise ProtocolError(f"{nbytes} bytes were announced for {dtype.name}{list(shape)}")
+    return dtype, shape, container
+
+
 _OBJECT_META = objects.pack_control(None)
 
 
-def _array_item(array: Array) -> tuple[items.Item, Any]:
+def array_item(array: Array) -> tuple[items.Item, Any]:
+    """A snapshot of the array as it travels, and its elements."""
     flat = array.pack()
     meta = objects.pack_control([array.dtype.name, list(array.shape), array.container])
     return items.Item(meta, flat_bytes(flat)), flat
 
 
-def _object_item(value: Any) -> tuple[items.Item, bytes]:
+def object_item(value: Any) -> tuple[items.Item, bytes]:
+    """An object as it travels, and its pickle."""
     payload = objects.dumps(value)
     return items.Item(_OBJECT_META, memoryview(payload)), payload
 
@@ -144,7 +157,7 @@ def broadcast(place: Place, value: Any, root: Any, out: Any, algorithm: str, nam
     if here:
         if like is None and out is not None:
             raise TypeError(f"out= takes an array; the root broadcasts a {type(value).__name__}")
-        item, own = _array_item(like) if like is not None else _object_item(value)
+        item, own = array_item(like) if like is not None else object_item(value)
     path = "array" if like is not None else ("object" if here else None)
     fingerprint = Fingerprint(
         "broadcast",
@@ -186,7 +199,7 @@ def allgather(place: Place, value: Any, out: Sequence[Any] | None, algorithm: st
             )
         outs = dict(enumerate(out))
     own: Any
-    item, own = _array_item(array) if array is not None else _object_item(value)
+    item, own = array_item(array) if array is not None else object_item(value)
     fingerprint = Fingerprint(
         "allgather",
         "array" if array is not None else "object",

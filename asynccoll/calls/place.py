@@ -26,6 +26,8 @@ class Call(NamedTuple):
     """Digests of the fingerprint, where they are at hand."""
     swaps: bool = False
     """The program is a `Swap`."""
+    mail: Any = None
+    """A message to send or to receive, instead of a program."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,11 +93,15 @@ class Aborts:
 
     def end(self, op: Operation, error: BaseException) -> None:
         """End ``op`` here with ``error``; its memory is free afterwards."""
+        if op.message:
+            self._engine.mail.ended(op)
         self._engine.recall(op)
         self._engine.finish(op, error)
 
     def broadcast(self, op: Operation, body: Mapping[str, Any]) -> None:
-        """Tell every other member that ``op`` ends."""
+        """Tell every other member that ``op`` ends; of a message its other end is told when it matters."""
+        if op.message:
+            return
         self._engine.push(op, abort_frame(op.comm, op.seq, dict(body)))
 
     def cancel(self, op: Operation) -> None:
@@ -144,6 +148,11 @@ class Aborts:
 
     def time_out(self, op: Operation) -> None:
         """The deadline of ``op`` has passed."""
+        if op.message:
+            index = self._engine.group(op.comm).index
+            missing = {index[peer] for peer in op.needs or () if index[peer] != op.rank}
+            self.end(op, self._timeout(op, missing, {"limit": op.limit}, ""))
+            return
         self._open(op, "timeout", op.limit or 0.0)
         self._answer(op)
         self.consider(op)

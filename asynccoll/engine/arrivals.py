@@ -59,7 +59,7 @@ class Arrivals:
             return
         op = group.active.get(seq)
         if op is None:
-            if seq >= group.next_seq:
+            if group.next_seq <= seq < wire.MESSAGES:
                 kept = payload if owned else memoryview(bytes(payload))
                 if not group.keep_payload(peer, flags, seq, tag, kept):
                     self._outgoing.owe(peer, len(payload))
@@ -98,7 +98,7 @@ class Arrivals:
                 if stream.fold is not None:
                     return Landing(self._engine.scratch(peer, length))
             return Landing(memoryview(bytearray(length)), owned=True)
-        if seq >= group.next_seq:
+        if group.next_seq <= seq < wire.MESSAGES:
             group.limit_early(peer, flags, length)
             return Landing(memoryview(bytearray(length)), owned=True)
         return Landing(self._engine.scratch(peer, length))
@@ -124,6 +124,8 @@ class Arrivals:
         op = group.active.get(seq)
         if op is not None:
             self._rounds.receive(op, peer, round_, payload)
+        elif seq >= wire.MESSAGES:
+            raise ProtocolError(f"rank {peer} sent a START record for a message")
         elif seq >= group.next_seq:
             group.early_of(seq).keep_record(peer, round_, bytes(payload))
 
@@ -142,6 +144,9 @@ class Arrivals:
         if kind == wire.GOODBYE:
             self._departures.goodbye(peer, comm, wire.control_payload(payload))
             return
+        if seq >= wire.MESSAGES:
+            self._message(group, peer, kind, seq, payload)
+            return
         op = group.active.get(seq)
         if kind == wire.READY:
             upto = wire.parse_u64(payload)
@@ -154,8 +159,21 @@ class Arrivals:
                 self._outgoing.wanted(op, peer)
             elif seq >= group.next_seq:
                 group.early_of(seq).wants.add(peer)
-        else:
+        elif kind == wire.ABORT:
             self._aborts.received(group, peer, seq, op, wire.control_payload(payload))
+        else:
+            raise ProtocolError(f"rank {peer} sent a frame of kind {kind} for an operation")
+
+    def _message(self, group: Group, peer: int, kind: int, seq: int, payload: memoryview) -> None:
+        mail = self._engine.mail
+        if kind == wire.MESSAGE:
+            mail.arrived(group, peer, seq, payload)
+        elif kind == wire.TAKE:
+            mail.taken(group, peer, seq)
+        elif kind == wire.ABORT:
+            mail.withdrawn(group, peer, seq)
+        else:
+            raise ProtocolError(f"rank {peer} sent a frame of kind {kind} for a message")
 
     # -- communicators -------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Departures:
                 continue
             left = peer in group.left
             group.lost[peer] = reason
+            self._engine.mail.lost(group, peer)
             for op in list(group.active.values()):
                 error = self.unfit(group, op)
                 if error is not None:
@@ -46,11 +47,12 @@ class Departures:
         if not group.lost and not group.left:
             return None
         context = op.context(self._engine.now)
-        dead = self.dead(group)
+        needs = op.members if op.needs is None else op.needs
+        dead = [rank for rank in self.dead(group) if group.members[rank] in needs]
         if dead:
             return PeerLost(dead, group.lost[group.members[dead[0]]], context)
         for peer, farewell in group.left.items():
-            if op.seq >= farewell.number:
+            if op.seq >= farewell.number and peer in needs:
                 rank = group.index[peer]
                 blamed = set(farewell.lost) - {group.rank}
                 if blamed:  # it left because of them: who ends second is never the culprit

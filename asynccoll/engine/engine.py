@@ -16,6 +16,7 @@ from asynccoll.engine.arrivals import Arrivals
 from asynccoll.engine.departures import Departures
 from asynccoll.engine.group import Early, Group
 from asynccoll.engine.inbound import Inbound
+from asynccoll.engine.mail import Mail
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
@@ -59,6 +60,8 @@ class Engine:
         self.next_deadline: float | None = None
         """When to call `handle_timer`, or None. It may be earlier than anything that happens."""
         self._aborts = Aborts(self, self._outgoing)
+        self.mail = Mail(self, self._outgoing)
+        """Point to point."""
         self._departures = Departures(self, self._groups, self._aborts)
         self._rounds = Rounds(self, self._outgoing, self._aborts)
         self._arrivals = Arrivals(
@@ -94,6 +97,7 @@ class Engine:
         for early in group.early.values():
             self._outgoing.release(early)
         del self._groups[comm]
+        self.mail.left(comm)
         self._arrivals.left(comm)
 
     def submit(self, op: Operation, now: float) -> None:
@@ -127,6 +131,11 @@ class Engine:
                     self._outgoing.grant(op, op.members[peer], UNLIMITED)
         if not op.swaps:
             self.advance(op)
+
+    def message(self, op: Operation, now: float) -> None:
+        """Start ``op``, a send or a receive of a message."""
+        self.now = now
+        self.mail.submit(op, op.mail)
 
     def refuse(self, op: Operation, error: Exception, now: float) -> None:
         """``op`` failed before it started (an argument is wrong): it takes its number, so that the ranks stay in step."""
@@ -330,6 +339,16 @@ class Engine:
         for group in self._groups.values():
             group.left.pop(peer, None)  # whatever it said before, it did not leave in good order
         self.peer_lost(peer, f"protocol error: {error}", self.now)
+
+    # -- shared with `Mail` --------------------------------------------------------------------------------
+
+    def unfit(self, group: Group, op: Operation) -> Exception | None:
+        """Why ``op`` cannot complete, given who has died or left."""
+        return self._departures.unfit(group, op)
+
+    def end(self, op: Operation, error: BaseException) -> None:
+        """End ``op`` with ``error``; re-raises what is meant for the process."""
+        self._aborts.fail(op, error)
 
     # -- shared with `Aborts` -------------------------------------------------------------------------------
 

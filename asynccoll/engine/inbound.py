@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from asynccoll.engine.operation import InStream, Operation
 from asynccoll.engine.outbox import SEGMENT
-from asynccoll.engine.wire import ABORT, DATA, GOODBYE, HEADER, HEADER_SIZE, MAX_CONTROL, MAX_DATA, START
+from asynccoll.engine.wire import DATA, HEADER, HEADER_SIZE, LAST, MAX_CONTROL, MAX_DATA, START
 from asynccoll.errors import ProtocolError
 
 __all__ = ["FrameSink", "Inbound", "Landing"]
@@ -160,7 +160,7 @@ class Inbound:
                 self.start = start = after
                 sink.data(peer, flags, comm, seq, tag, view[body:after])
             else:
-                if not START <= kind <= GOODBYE:
+                if not START <= kind <= LAST:
                     raise ProtocolError(f"rank {peer} sent a frame of unknown kind {kind}")
                 if length > MAX_CONTROL:
                     raise ProtocolError(
@@ -192,6 +192,3 @@ class Inbound:
         if len(self._scratch) < length:
             self._scratch = memoryview(bytearray(min(max(length, SEGMENT), MAX_DATA)))
         return self._scratch[:length]
-
-
-assert START < ABORT < GOODBYE  # the range check in `_decode`

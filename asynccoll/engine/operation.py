@@ -142,7 +142,10 @@ class Operation:
         "inputs",
         "inquest",
         "limit",
+        "mail",
         "members",
+        "message",
+        "needs",
         "on_end",
         "outputs",
         "program",
@@ -206,6 +209,12 @@ class Operation:
         self.on_end = on_end
         """Called once by the driver when the operation has ended; `error` tells how."""
 
+        self.mail: Any = None
+        """What a send or receive of a message asks for (`asynccoll.engine.mail`)."""
+        self.message = False
+        """A send, a receive or a transfer of a message: no other rank takes part in its end."""
+        self.needs: tuple[int, ...] | None = None
+        """World ranks without which it cannot complete; None: all members."""
         self.comm = 0
         """Communicator; 0 is the world."""
         self.deadline: float | None = None
@@ -236,7 +245,8 @@ class Operation:
 
     def context(self, now: float) -> OpContext:
         """What every error about this operation reports."""
-        return OpContext(self.fingerprint.verb, self.seq, self.group, self.rank, max(0.0, now - self.started))
+        seq = -1 if self.message else self.seq
+        return OpContext(self.fingerprint.verb, seq, self.group, self.rank, max(0.0, now - self.started))
 
     def answer(self) -> dict[str, Any]:
         """This rank's own answer in an inquest."""

@@ -28,12 +28,16 @@ __all__ = [
     "GOODBYE",
     "HEADER",
     "HEADER_SIZE",
+    "LAST",
     "MAX_BLOCK",
     "MAX_CONTROL",
     "MAX_DATA",
+    "MESSAGE",
+    "MESSAGES",
     "NO_DEADLINE",
     "READY",
     "START",
+    "TAKE",
     "WANT",
     "Record",
     "abort_frame",
@@ -42,10 +46,13 @@ __all__ = [
     "credit_frame",
     "data_header",
     "goodbye_frame",
+    "message_frame",
+    "parse_message",
     "parse_start",
     "parse_u64",
     "ready_frame",
     "start_frame",
+    "take_frame",
     "want_frame",
 ]
 
@@ -64,6 +71,16 @@ ABORT: Final = 6
 GOODBYE: Final = 7
 """The sender closes in good order."""
 
+MESSAGE: Final = 8
+"""A message from one rank to another: its description, and its payload where that is short."""
+TAKE: Final = 9
+"""The receiver of a message asks for its payload."""
+LAST: Final = TAKE
+"""The largest kind."""
+
+MESSAGES: Final = 1 << 63
+"""Numbers from here on are those of messages: this, the sender's rank shifted by 40, and its count."""
+
 EAGER: Final = 1
 """Flag of a DATA frame: its bytes count against the eager credit."""
 
@@ -76,6 +93,7 @@ _NARROW: Final = 8
 _NARROW_RECORD: Final = struct.Struct("<QQIB")
 _NARROW_START: Final = struct.Struct("<BBHIQIIQQIB")
 _READY: Final = struct.Struct("<BBHIQIIQ")
+_MESSAGE: Final = struct.Struct("<qQI")
 _U64: Final = struct.Struct("<Q")
 
 MAX_DATA: Final = 1 << 20
@@ -155,6 +173,31 @@ def parse_u64(payload: memoryview) -> int:
     if len(payload) != 8:
         raise ProtocolError(f"expected 8 bytes of payload, got {len(payload)}")
     return int(_U64.unpack(payload)[0])
+
+
+def message_frame(comm: int, seq: int, tag: int, meta: bytes, payload: memoryview, inline: bool) -> bytes:
+    """MESSAGE with the description of ``payload``, and the payload itself if ``inline``."""
+    head = _MESSAGE.pack(tag, len(payload), len(meta)) + meta
+    body = head + payload if inline else head
+    return HEADER.pack(MESSAGE, 0, 0, comm, seq, 0, len(body)) + body
+
+
+def parse_message(payload: memoryview) -> tuple[int, int, bytes, memoryview]:
+    """Tag, bytes of the payload, its description, and what there is of it: all or nothing."""
+    if len(payload) < _MESSAGE.size:
+        raise ProtocolError(f"a message of {len(payload)} bytes is too short for its head")
+    tag, nbytes, length = _MESSAGE.unpack_from(payload)
+    body = payload[_MESSAGE.size :]
+    if length > len(body) or len(body) - length not in (0, nbytes) or nbytes >= 1 << 62:
+        raise ProtocolError(
+            f"a message announces {length} bytes of description and {nbytes} of payload, and holds {len(body)}"
+        )
+    return tag, nbytes, bytes(body[:length]), body[length:]
+
+
+def take_frame(comm: int, seq: int) -> bytes:
+    """TAKE: send the payload of this message."""
+    return HEADER.pack(TAKE, 0, 0, comm, seq, 0, 0)
 
 
 def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:

@@ -1,0 +1,85 @@
+"""Calls that send and receive one message: from arguments to what `asynccoll.engine.mail` is asked for. See `asynccoll.calls`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from asynccoll import objects
+from asynccoll.buffers import describe, rebuild
+from asynccoll.calls.moving import array_item, array_of, object_item
+from asynccoll.calls.place import Call, Place
+from asynccoll.engine.fingerprint import Fingerprint
+from asynccoll.engine.mail import Receive, Send
+from asynccoll.engine.programs import items
+
+__all__ = ["Message", "receive", "send"]
+
+_TAGS: Final = 1 << 63
+
+
+class Message(NamedTuple):
+    """A message and where it came from."""
+
+    value: Any
+    source: int
+    """Rank of the sender in the communicator."""
+    tag: int
+
+
+def _tag(tag: Any) -> int:
+    try:
+        number = operator.index(tag)
+    except TypeError:
+        raise TypeError(f"tag={tag!r} is not an integer") from None
+    if not -_TAGS <= number < _TAGS:
+        raise ValueError(f"tag={number} does not fit 64 bits")
+    return number
+
+
+def _peer(place: Place, rank: Any, argument: str) -> int:
+    try:
+        number = operator.index(rank)
+    except TypeError:
+        raise TypeError(f"{argument}={rank!r} is not an integer") from None
+    if not 0 <= number < place.size:
+        raise ValueError(f"{argument}={number} is not a rank of this communicator; use 0 to {place.size - 1}")
+    return number
+
+
+def send(place: Place, value: Any, dst: Any, tag: Any) -> Call:
+    """One message, of which a snapshot is taken."""
+    to = _peer(place, dst, "dst")
+    array = describe(value)
+    item, _ = array_item(array) if array is not None else object_item(value)
+    return Call(
+        Fingerprint("send", root=to), items.nothing(), mail=Send(to, _tag(tag), item.meta, item.payload)
+    )
+
+
+def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
+    """One message; its value alone (``"recv"``), or a `Message` (``"recv_message"``)."""
+    source = None if src is None else _peer(place, src, "src")
+    wanted = None if tag is None else _tag(tag)
+
+    def value(meta: bytes, memory: memoryview, source: int, tag: int) -> Any:
+        found = _value(meta, memory)
+        return Message(found, source, tag) if verb == "recv_message" else found
+
+    return Call(Fingerprint(verb, root=source), items.nothing(), mail=Receive(source, wanted, _memory, value))
+
+
+def _memory(meta: bytes, nbytes: int) -> memoryview:
+    """Memory for the payload of that description."""
+    array_of(meta, nbytes)
+    return np.empty(nbytes, np.uint8).data
+
+
+def _value(meta: bytes, memory: memoryview) -> Any:
+    found = array_of(meta, len(memory))
+    if found is None:
+        return objects.loads(memory)
+    dtype, shape, container = found
+    return rebuild(container, dtype, shape, np.frombuffer(memory, dtype.storage))

@@ -1,0 +1,330 @@
+"""Point to point: messages from one rank to another, matched by source and tag. Knows matching, not values or frames' bytes.
+
+A message has no START round and no abort of a group. A short one travels whole, on eager credit, and waits at its receiver. Of a
+long one the description travels first; its payload follows when a receive has matched it (TAKE), straight into its final memory.
+Messages of one source are numbered by it, across all its destinations, so a number and the source name one message.
+
+Order: messages of one source and tag are received in the order in which they were sent; of several that fit a receive the one
+that arrived first is taken; receives are served in the order in which they were posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from asynccoll.engine import wire
+from asynccoll.engine.fingerprint import Fingerprint, digests
+from asynccoll.engine.group import Group
+from asynccoll.engine.operation import InStream, Operation
+from asynccoll.engine.outgoing import UNLIMITED, Outgoing
+from asynccoll.engine.transfers import RecvBytes, SendBytes, Transfer
+from asynccoll.engine.wire import MESSAGES
+from asynccoll.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from asynccoll.engine.engine import Engine
+
+__all__ = ["INLINE", "Letter", "Mail", "Receive", "Send"]
+
+INLINE: Final = 1 << 15
+"""Payloads up to this many bytes travel with their description, if there is credit."""
+MAX_LETTERS: Final = 1 << 16
+"""Messages of one communicator that may wait for a receive."""
+_FINGERPRINT: Final = Fingerprint("message")
+_DIGESTS: Final = digests(_FINGERPRINT)
+
+
+class Send(NamedTuple):
+    """What `Mail.submit` is to send."""
+
+    to: int
+    """Group rank."""
+    tag: int
+    meta: bytes
+    payload: memoryview
+    """Belongs to the operation: nobody changes it."""
+
+
+class Receive(NamedTuple):
+    """What `Mail.submit` is to receive."""
+
+    source: int | None
+    """Group rank; None is any."""
+    tag: int | None
+    place: Callable[[bytes, int], memoryview]
+    """Memory for a payload of that description and so many bytes. `ProtocolError` if they do not fit each other."""
+    value: Callable[[bytes, memoryview, int, int], Any]
+    """The result of the operation, from description, payload, source and tag."""
+
+
+class Letter:
+    """One message at its receiver."""
+
+    __slots__ = ("memory", "meta", "nbytes", "seq", "source", "tag", "taken")
+
+    def __init__(self, source: int, seq: int, tag: int, meta: bytes, nbytes: int) -> None:
+        self.source = source
+        """Group rank."""
+        self.seq = seq
+        self.tag = tag
+        self.meta = meta
+        self.nbytes = nbytes
+        self.memory: memoryview | None = None
+        """The payload, once it is here in full."""
+        self.taken: Operation | None = None
+        """The transfer under way."""
+
+    def fits(self, receive: Receive) -> bool:
+        """The receive may take it."""
+        return receive.source in (None, self.source) and receive.tag in (None, self.tag)
+
+
+class _Box:
+    """The messages of one communicator."""
+
+    __slots__ = ("letters", "posted", "sent", "waiting")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """Messages sent so far."""
+        self.letters: list[Letter] = []
+        """Arrived and not received, in order of arrival."""
+        self.posted: list[tuple[Operation, Receive]] = []
+        """Receives that nothing has matched, in order of posting."""
+        self.waiting: dict[Operation, Letter] = {}
+        """Receive -> the message that it has matched, and whose payload is on its way."""
+
+
+class Mail:
+    """The messages of one engine."""
+
+    def __init__(self, engine: Engine, outgoing: Outgoing) -> None:
+        self._engine = engine
+        self._outgoing = outgoing
+        self._boxes: dict[int, _Box] = {}
+        """Communicator -> its messages."""
+        self._local = 0
+        """Receives so far; numbers them for the engine's table alone."""
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def submit(self, op: Operation, what: Send | Receive) -> None:
+        """Start a send or a receive, whose group is set."""
+        group = self._engine.group(op.comm)
+        box = self._boxes.setdefault(op.comm, _Box())
+        op.message = True
+        if isinstance(what, Send):
+            self._send(group, box, op, what)
+            return
+        self._local += 1
+        self._enrol(group, op, MESSAGES - self._local, what.source)
+        for letter in box.letters:
+            if letter.taken is None and letter.fits(what):
+                self._match(group, box, op, what, letter)
+                return
+        error = self._engine.unfit(group, op)
+        if error is not None:
+            self._engine.end(op, error)
+            return
+        box.posted.append((op, what))
+
+    def _enrol(self, group: Group, op: Operation, seq: int, peer: int | None) -> None:
+        """Make ``op`` one of the group's, between this rank and ``peer`` (None: any)."""
+        engine = self._engine
+        op.seq, op.rank, op.group, op.rounds, op.heard = seq, group.rank, group.name, (), 0
+        op.members, op.digests = group.members, _DIGESTS
+        op.needs = group.members if peer is None else (group.members[peer],)
+        op.started = engine.now
+        group.active[seq] = op
+        if op.limit is not None:
+            op.deadline = engine.now + op.limit
+            engine.expect(op.deadline)
+
+    def _send(self, group: Group, box: _Box, op: Operation, what: Send) -> None:
+        engine = self._engine
+        seq = MESSAGES | group.rank << 40 | box.sent
+        box.sent += 1
+        self._enrol(group, op, seq, what.to)
+        error = engine.unfit(group, op)
+        if error is not None:
+            engine.end(op, error)
+            return
+        size = len(what.payload)
+        peer = group.members[what.to]
+        if peer == engine.rank:
+            letter = Letter(group.rank, seq, what.tag, what.meta, size)
+            letter.memory = what.payload
+            engine.returned(op, None)
+            engine.finish(op)
+            self._arrived(group, box, letter)
+            return
+        outbox = self._outgoing.boxes[peer]
+        inline = size <= INLINE and size <= outbox.credit
+        if inline:
+            outbox.credit -= size
+        frame = wire.message_frame(op.comm, seq, what.tag, what.meta, what.payload, inline)
+        self._outgoing.post(peer, frame)
+        if inline:
+            engine.returned(op, None)
+            engine.finish(op)
+        else:
+            op.program = self._payload(what)
+
+    @staticmethod
+    def _payload(what: Send) -> Generator[Transfer, None, None]:
+        yield SendBytes(what.to, what.payload)
+
+    # -- frames -------------------------------------------------------------------------------------------
+
+    def arrived(self, group: Group, peer: int, seq: int, payload: memoryview) -> None:
+        """A message, or the description of one."""
+        source = group.index[peer]
+        box = self._boxes.setdefault(group.comm, _Box())
+        tag, nbytes, meta, rest = wire.parse_message(payload)
+        if seq >> 40 != (MESSAGES >> 40) | source:
+            raise ProtocolError(f"rank {peer} sent a message under another rank's number")
+        if len(box.letters) >= MAX_LETTERS:
+            raise ProtocolError(
+                f"rank {peer} sent a message while {MAX_LETTERS} wait to be received on {group.name!r}"
+            )
+        letter = Letter(source, seq, tag, meta, nbytes)
+        if len(rest) == nbytes:
+            letter.memory = memoryview(bytearray(rest))
+            if nbytes:
+                self._outgoing.owe(peer, nbytes)
+        self._arrived(group, box, letter)
+
+    def taken(self, group: Group, peer: int, seq: int) -> None:
+        """The receiver wants the payload of a message now."""
+        op = group.active.get(seq)
+        if op is None or op.program is None or op.needs != (peer,):
+            self._outgoing.post(peer, wire.abort_frame(group.comm, seq, {"reason": "cancel"}))
+            return
+        self._outgoing.granted(op, peer, UNLIMITED)
+        self._engine.advance(op)
+
+    def withdrawn(self, group: Group, peer: int, seq: int) -> None:
+        """The sender takes a message back, before its payload has come in full."""
+        box = self._boxes.setdefault(group.comm, _Box())
+        for letter in box.letters:
+            if letter.seq == seq and letter.memory is None:
+                self._drop(group, box, letter)
+                return
+
+    # -- matching -----------------------------------------------------------------------------------------
+
+    def _arrived(self, group: Group, box: _Box, letter: Letter) -> None:
+        """A message has come, or come back: to the first receive that it fits, or to those that wait."""
+        if letter not in box.letters:
+            box.letters.append(letter)
+        for op, what in box.posted:
+            if letter.fits(what):
+                box.posted.remove((op, what))
+                self._match(group, box, op, what, letter)
+                return
+
+    def _match(self, group: Group, box: _Box, op: Operation, what: Receive, letter: Letter) -> None:
+        if letter.memory is not None:
+            box.letters.remove(letter)
+            self._deliver(group, op, what, letter)
+            return
+        peer = group.members[letter.source]
+        try:
+            memory = what.place(letter.meta, letter.nbytes)
+        except Exception as error:  # noqa: BLE001 (raised from the work, unless the peer is to blame)
+            box.letters.remove(letter)
+            self._fail(group, op, letter, error)
+            return
+        transfer = Operation(_FINGERPRINT, _DIGESTS, self._fetch(group, box, letter, memory))
+        transfer.comm, transfer.message = group.comm, True
+        letter.taken = transfer
+        box.waiting[op] = letter
+        self._enrol(group, transfer, letter.seq, letter.source)
+        stream = transfer.inputs[peer] = InStream()
+        stream.granted = UNLIMITED  # all of it has a place
+        self._outgoing.post(peer, wire.take_frame(group.comm, letter.seq))
+        self._engine.advance(transfer)
+
+    def _fetch(
+        self, group: Group, box: _Box, letter: Letter, memory: memoryview
+    ) -> Generator[Transfer, None, None]:
+        yield RecvBytes(letter.source, memory)
+        letter.memory, letter.taken = memory, None
+        for op, waited in list(box.waiting.items()):
+            if waited is letter:
+                del box.waiting[op]
+                box.letters.remove(letter)
+                self._deliver(group, op, op.mail, letter)
+                return
+        self._arrived(group, box, letter)  # whoever wanted it has been cancelled
+
+    def _deliver(self, group: Group, op: Operation, what: Receive, letter: Letter) -> None:
+        assert letter.memory is not None
+        try:
+            result = what.value(letter.meta, letter.memory, letter.source, letter.tag)
+        except BaseException as error:  # noqa: BLE001 (raised by unpickling: re-raised from the work)
+            self._fail(group, op, letter, error)
+            return
+        self._engine.returned(op, result)
+        self._engine.finish(op)
+
+    def _fail(self, group: Group, op: Operation, letter: Letter, error: BaseException) -> None:
+        """``letter`` cannot be made a value: its sender's fault, or this rank's."""
+        peer = group.members[letter.source]
+        if isinstance(error, ProtocolError) and peer != self._engine.rank:
+            self._engine.broken(peer, error)
+        if op.error is None:
+            self._engine.end(op, error)
+
+    def _drop(self, group: Group, box: _Box, letter: Letter) -> None:
+        """The message will not come: whoever has matched it waits on, in its place."""
+        box.letters.remove(letter)
+        transfer, letter.taken = letter.taken, None
+        if transfer is not None:
+            self._engine.recall(transfer)
+            group.active.pop(letter.seq, None)
+        for op, waited in list(box.waiting.items()):
+            if waited is letter:
+                del box.waiting[op]
+                box.posted.insert(0, (op, op.mail))
+                for other in box.letters:
+                    if other.taken is None and other.fits(op.mail):
+                        box.posted.pop(0)
+                        self._match(group, box, op, op.mail, other)
+                        break
+
+    # -- ends ---------------------------------------------------------------------------------------------
+
+    def ended(self, op: Operation) -> None:
+        """A send or receive ends with an error: cancelled, timed out, or its peer is gone."""
+        group = self._engine.group(op.comm)
+        box = self._boxes.get(op.comm)
+        if box is None:
+            return
+        if op.mail is None:  # a transfer: its sender is gone
+            for letter in list(box.letters):
+                if letter.taken is op:
+                    letter.taken = None
+                    self._drop(group, box, letter)
+            return
+        if isinstance(op.mail, Send):
+            peer = group.members[op.mail.to]
+            if peer not in group.lost:
+                self._outgoing.post(peer, wire.abort_frame(op.comm, op.seq, {"reason": "cancel"}))
+            return
+        box.posted = [(other, what) for other, what in box.posted if other is not op]
+        box.waiting.pop(op, None)  # a payload on its way goes back to those that wait
+
+    def lost(self, group: Group, peer: int) -> None:
+        """A member is gone: what it has only announced will not come."""
+        box = self._boxes.get(group.comm)
+        if box is not None:
+            source = group.index[peer]
+            for letter in list(box.letters):
+                if letter.source == source and letter.memory is None and letter.taken is None:
+                    box.letters.remove(letter)
+
+    def left(self, comm: int) -> None:
+        """This rank has left a communicator."""
+        self._boxes.pop(comm, None)
