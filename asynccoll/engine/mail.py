@@ -61,7 +61,7 @@ class Receive(NamedTuple):
 class Letter:
     """One message at its receiver."""
 
-    __slots__ = ("memory", "meta", "nbytes", "seq", "source", "tag", "taken")
+    __slots__ = ("by", "memory", "meta", "nbytes", "seq", "source", "tag", "taken")
 
     def __init__(self, source: int, seq: int, tag: int, meta: bytes, nbytes: int) -> None:
         self.source = source
@@ -74,16 +74,18 @@ class Letter:
         """The payload, once it is here in full."""
         self.taken: Operation | None = None
         """The transfer under way."""
+        self.by: Operation | None = None
+        """The receive that waits for the end of the transfer; None if that was cancelled."""
 
     def fits(self, receive: Receive) -> bool:
         """The receive may take it."""
-        return receive.source in (None, self.source) and receive.tag in (None, self.tag)
+        return self.by is None and receive.source in (None, self.source) and receive.tag in (None, self.tag)
 
 
 class _Box:
     """The messages of one communicator."""
 
-    __slots__ = ("letters", "posted", "sent", "waiting")
+    __slots__ = ("letters", "posted", "sent")
 
     def __init__(self) -> None:
         self.sent = 0
@@ -92,8 +94,6 @@ class _Box:
         """Arrived and not received, in order of arrival."""
         self.posted: list[tuple[Operation, Receive]] = []
         """Receives that nothing has matched, in order of posting."""
-        self.waiting: dict[Operation, Letter] = {}
-        """Receive -> the message that it has matched, and whose payload is on its way."""
 
 
 class Mail:
@@ -120,7 +120,7 @@ class Mail:
         self._local += 1
         self._enrol(group, op, MESSAGES - self._local, what.source)
         for letter in box.letters:
-            if letter.taken is None and letter.fits(what):
+            if letter.fits(what):
                 self._match(group, box, op, what, letter)
                 return
         error = self._engine.unfit(group, op)
@@ -218,6 +218,8 @@ class Mail:
         """A message has come, or come back: to the first receive that it fits, or to those that wait."""
         if letter not in box.letters:
             box.letters.append(letter)
+        if letter.by is not None:
+            return
         for op, what in box.posted:
             if letter.fits(what):
                 box.posted.remove((op, what))
@@ -229,17 +231,20 @@ class Mail:
             box.letters.remove(letter)
             self._deliver(group, op, what, letter)
             return
+        letter.by = op
+        if letter.taken is not None:
+            return  # on its way already, for a receive that was cancelled
         peer = group.members[letter.source]
         try:
             memory = what.place(letter.meta, letter.nbytes)
         except Exception as error:  # noqa: BLE001 (raised from the work, unless the peer is to blame)
+            letter.by = None
             box.letters.remove(letter)
             self._fail(group, op, letter, error)
             return
         transfer = Operation(_FINGERPRINT, _DIGESTS, self._fetch(group, box, letter, memory))
         transfer.comm, transfer.message = group.comm, True
         letter.taken = transfer
-        box.waiting[op] = letter
         self._enrol(group, transfer, letter.seq, letter.source)
         stream = transfer.inputs[peer] = InStream()
         stream.granted = UNLIMITED  # all of it has a place
@@ -251,13 +256,12 @@ class Mail:
     ) -> Generator[Transfer, None, None]:
         yield RecvBytes(letter.source, memory)
         letter.memory, letter.taken = memory, None
-        for op, waited in list(box.waiting.items()):
-            if waited is letter:
-                del box.waiting[op]
-                box.letters.remove(letter)
-                self._deliver(group, op, op.mail, letter)
-                return
-        self._arrived(group, box, letter)  # whoever wanted it has been cancelled
+        op, letter.by = letter.by, None
+        if op is None:  # cancelled, and nobody has come in its place
+            self._arrived(group, box, letter)
+        else:
+            box.letters.remove(letter)
+            self._deliver(group, op, op.mail, letter)
 
     def _deliver(self, group: Group, op: Operation, what: Receive, letter: Letter) -> None:
         assert letter.memory is not None
@@ -284,15 +288,13 @@ class Mail:
         if transfer is not None:
             self._engine.recall(transfer)
             group.active.pop(letter.seq, None)
-        for op, waited in list(box.waiting.items()):
-            if waited is letter:
-                del box.waiting[op]
-                box.posted.insert(0, (op, op.mail))
-                for other in box.letters:
-                    if other.taken is None and other.fits(op.mail):
-                        box.posted.pop(0)
-                        self._match(group, box, op, op.mail, other)
-                        break
+        op, letter.by = letter.by, None
+        if op is not None:
+            for other in box.letters:
+                if other.fits(op.mail):
+                    self._match(group, box, op, op.mail, other)
+                    return
+            box.posted.insert(0, (op, op.mail))
 
     # -- ends ---------------------------------------------------------------------------------------------
 
@@ -314,7 +316,11 @@ class Mail:
                 self._outgoing.post(peer, wire.abort_frame(op.comm, op.seq, {"reason": "cancel"}))
             return
         box.posted = [(other, what) for other, what in box.posted if other is not op]
-        box.waiting.pop(op, None)  # a payload on its way goes back to those that wait
+        for letter in box.letters:
+            if letter.by is op:
+                letter.by = None  # its payload, on its way, is for the next
+                self._arrived(group, box, letter)
+                return
 
     def lost(self, group: Group, peer: int) -> None:
         """A member is gone: what it has only announced will not come."""
