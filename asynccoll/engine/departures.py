@@ -36,6 +36,8 @@ class Departures:
             group.lost[peer] = reason
             for op in list(group.active.values()):
                 error = self.unfit(group, op)
+                if error is None and left and op.inquest is None and op.awaits(peer):
+                    error = self.starved(group, op, peer)
                 if error is not None:
                     self.end(op, error)
                 elif left and op.inquest is not None:
@@ -45,18 +47,31 @@ class Departures:
         """Why ``op`` cannot complete, given who has died or left; None if it can."""
         if not group.lost and not group.left:
             return None
-        context = op.context(self._engine.now)
         dead = self.dead(group)
         if dead:
-            return PeerLost(dead, group.lost[group.members[dead[0]]], context)
+            reason = group.lost[group.members[dead[0]]]
+            return PeerLost(dead, reason, op.context(self._engine.now))
         for peer, farewell in group.left.items():
             if op.seq >= farewell.number:
-                rank = group.index[peer]
-                blamed = set(farewell.lost) - {group.rank}
-                if blamed:  # it left because of them: who ends second is never the culprit
-                    return PeerLost(blamed, f"{_GONE}, says rank {rank}", context)
-                return CommunicatorClosed(rank, context, cause=farewell.cause)
+                return self._farewell(group, op, peer, farewell)
         return None
+
+    def starved(self, group: Group, op: Operation, peer: int) -> Exception:
+        """``op`` needs bytes of ``peer``, which took part in it, and from which nothing can come any more."""
+        farewell = group.left.get(peer)
+        if farewell is None:
+            dead = group.index[peer]
+            return PeerLost([dead], group.lost[peer], op.context(self._engine.now))
+        return self._farewell(group, op, peer, farewell)
+
+    def _farewell(self, group: Group, op: Operation, peer: int, farewell: Farewell) -> Exception:
+        context = op.context(self._engine.now)
+        rank = group.index[peer]
+        blamed = set(farewell.lost) - {group.rank}
+        if blamed:  # it left because of them: who ends second is never the culprit
+            reason = farewell.cause if rank in blamed else f"{_GONE}, says rank {rank}"
+            return PeerLost(blamed, reason, context)
+        return CommunicatorClosed(rank, context, cause=farewell.cause)
 
     def blamed(self, group: Group) -> list[int]:
         """Group ranks that are dead as far as this rank has seen or heard."""
