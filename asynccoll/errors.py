@@ -176,17 +176,18 @@ class CollectiveMismatch(CollectiveError):
         self.sites = dict(sites or {})
         groups: dict[str, list[int]] = {}
         for rank, value in sorted(self.values.items()):
-            groups.setdefault(str(value), []).append(rank)
+            groups.setdefault(repr(value) if field == "name" else str(value), []).append(rank)
         odd = sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))
         listed = "; ".join(
             f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}" for value, ranks in odd
         )
+        places: dict[str, list[int]] = {}
+        for rank, site in sorted(self.sites.items()):
+            places.setdefault(site, []).append(rank)
         sites_text = ""
-        if self.sites:
+        if places:
             sites_text = (
-                " Called at: "
-                + ", ".join(f"rank {rank} {site}" for rank, site in sorted(self.sites.items()))
-                + "."
+                f" Called at: {', '.join(f'{name_ranks(ranks)} {site}' for site, ranks in places.items())}."
             )
         super().__init__(
             f"ranks disagree on {field}: {listed}.{sites_text} Make the same call on every rank.", context
@@ -242,6 +243,7 @@ class CommunicatorClosed(CollectiveError):
 
     Attributes:
         origin: the rank that left.
+        cause: why, in its own words: ``"closed"``, or what ended its ``async with`` block.
     """
 
     def __init__(self, origin: int, context: OpContext = OpContext(), *, cause: str = "closed") -> None:  # noqa: B008

@@ -216,5 +216,6 @@ def _qualified_name(cls: type) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """``"ValueError: message"``, whatever the error's own ``__str__`` does."""
-    return f"{type(error).__name__}: {_text(error)}"
+    """``"ValueError: message"``, or the type alone if there is none, whatever the error's own ``__str__`` does."""
+    text = _text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -49,6 +49,9 @@ _UFUNCS: dict[str, np.ufunc] = {
     "bxor": np.bitwise_xor,
 }
 
+# Of a name that is a subclass of str, the name itself: what travels and is compared must be the same everywhere.
+_NAMES = {name: name for name in OPS}
+
 # name of the dtype -> (bits of positive infinity, bits of the canonical quiet NaN), IEEE 754 and bfloat16.
 _SPECIAL_BITS = {
     "float16": (0x7C00, 0x7E00),
@@ -107,8 +110,9 @@ def resolve_op(op: Any) -> str | None:
         TypeError: neither of those, or torch's PREMUL_SUM, which has a factor that no rank compares.
     """
     if isinstance(op, str):
-        if op in _UFUNCS:
-            return op
+        name = _NAMES.get(op)
+        if name is not None:
+            return name
         raise ValueError(f"op={op!r} is not a reduction: use one of {', '.join(OPS)}, or a callable")
     if isinstance(op, ReduceOp):
         return str(op.value)
@@ -140,8 +144,7 @@ class Arithmetic:
         self.storage = dtype.storage  # of the final plane
         self.partial: np.dtype[Any] = dtype.storage  # of the plane under reduction
         self.separate = False  # whether the partial plane needs memory of its own
-        # The last bit of numpy's complex product depends on operand order and on memory layout, so two ranks
-        # must never compute the same element.
+        # Of a complex product every element is computed by one rank alone, whatever else computes it elsewhere.
         self.order_sensitive = op == "prod" and dtype.kind == "c"
         self._ufunc = _UFUNCS[op]  # numpy's bool loops are logical: add is or, multiply and
 
@@ -205,6 +208,31 @@ class _Floating(Arithmetic):
             np.true_divide(partial_flat.view(self._real), size, out=parts)
         if _has_nan(parts):
             parts.view(self._bits)[np.isnan(parts)] = self._nan
+
+
+class _ComplexProduct(_Floating):
+    """prod of complex numbers, by parts, so that every element is rounded alike.
+
+    numpy's own complex product uses fused operations in some loops and not in others, so its last bit depends on how many
+    elements it is given at once: on how the network cut the bytes. Real products and sums have one result each.
+    """
+
+    __slots__ = ()
+
+    def combine_lower(self, mine: Flat, incoming: Flat) -> None:
+        _quietly(self._multiply, mine, incoming)
+
+    def combine_higher(self, mine: Flat, incoming: Flat) -> None:
+        _quietly(self._multiply, mine, incoming)  # commutes, to the bit
+
+    def _multiply(self, mine: Flat, incoming: Flat) -> None:
+        for lo in range(0, mine.size, _BLOCK // 2):
+            ours, theirs = mine[lo : lo + _BLOCK // 2], incoming[lo : lo + _BLOCK // 2]
+            real = ours.real * theirs.real
+            real -= ours.imag * theirs.imag
+            imaginary = ours.real * theirs.imag
+            imaginary += ours.imag * theirs.real
+            ours.real, ours.imag = real, imaginary
 
 
 class _Widened(_Floating):
@@ -316,7 +344,9 @@ def arithmetic(op: str, dtype: DType) -> Arithmetic:
         return Arithmetic(op, dtype)
     if op in ("min", "max"):
         return _Ordered(op, dtype)
-    return _Widened(op, dtype) if dtype.itemsize == 2 else _Floating(op, dtype)
+    if dtype.itemsize == 2:
+        return _Widened(op, dtype)
+    return _ComplexProduct(op, dtype) if op == "prod" and kind == "c" else _Floating(op, dtype)
 
 
 def fold_op(op: str) -> Callable[[Any, Any], Any]:

@@ -186,11 +186,6 @@ class _Threaded(Communicator):
             raise RuntimeError(
                 f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; wait for some first"
             )
-        if self._thread.inside():
-            raise RuntimeError(
-                "a blocking call from inside an operation (a reduce function, or a value's own pickling) would wait for itself; "
-                "make it after the operation"
-            )
 
 
 def _future(
@@ -213,6 +208,11 @@ def _blocking(
 
     @functools.wraps(verb)
     def call(self: SyncCommunicator, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._thread.inside():
+            raise RuntimeError(
+                f"{verb.__name__}() blocks, and would wait for itself here: inside a reduce function, or in a callback of a "
+                f"future. Call it after the operation; in a callback use {verb.__name__}_async()"
+            )
         pending = cast("Pending[T]", verb(self._threaded, *args, **kwargs))
         try:
             return pending.result()

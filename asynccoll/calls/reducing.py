@@ -110,7 +110,7 @@ def plan_of(place: Place, op: str, array: Array, algorithm: str, name: str | Non
     if plan is None:
         plan = Plan(place, op, array, algorithm, name)
         if len(place.plans) >= MAX_PLANS:
-            place.plans.clear()
+            del place.plans[next(iter(place.plans))]
         place.plans[key] = plan
     return plan
 

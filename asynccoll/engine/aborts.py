@@ -36,6 +36,7 @@ PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
 
 
+_SAYS: Final = ", says rank "
 _SILENT: Final = "another call (it did not say which in time)"
 """Value of a rank that disagrees and has not answered."""
 
@@ -281,7 +282,8 @@ class Aborts:
         if reason == "closed":
             return CommunicatorClosed(rank, context, cause=str(body.get("cause", "closed")))
         if reason == "lost":
-            return PeerLost(body["ranks"], f"{body.get('why')}, says rank {rank}", context)
+            why = str(body.get("why"))
+            return PeerLost(body["ranks"], why if _SAYS in why else f"{why}{_SAYS}{rank}", context)
         return self._remote(op, rank, body)
 
     def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:

@@ -36,7 +36,11 @@ class Departures:
             group.lost[peer] = reason
             self._engine.mail.lost(group, peer)
             for op in list(group.active.values()):
+                if group.active.get(op.seq) is not op:
+                    continue  # ended with another meanwhile
                 error = self.unfit(group, op)
+                if error is None and left and op.inquest is None and op.awaits(peer):
+                    error = self.starved(group, op, peer)
                 if error is not None:
                     self.end(op, error)
                 elif left and op.inquest is not None:
@@ -46,19 +50,32 @@ class Departures:
         """Why ``op`` cannot complete, given who has died or left; None if it can."""
         if not group.lost and not group.left:
             return None
-        context = op.context(self._engine.now)
         needs = op.members if op.needs is None else op.needs
         dead = [rank for rank in self.dead(group) if group.members[rank] in needs]
         if dead:
-            return PeerLost(dead, group.lost[group.members[dead[0]]], context)
+            reason = group.lost[group.members[dead[0]]]
+            return PeerLost(dead, reason, op.context(self._engine.now))
         for peer, farewell in group.left.items():
             if op.seq >= farewell.number and peer in needs:
-                rank = group.index[peer]
-                blamed = set(farewell.lost) - {group.rank}
-                if blamed:  # it left because of them: who ends second is never the culprit
-                    return PeerLost(blamed, f"{_GONE}, says rank {rank}", context)
-                return CommunicatorClosed(rank, context, cause=farewell.cause)
+                return self._farewell(group, op, peer, farewell)
         return None
+
+    def starved(self, group: Group, op: Operation, peer: int) -> Exception:
+        """``op`` needs bytes of ``peer``, which took part in it, and from which nothing can come any more."""
+        farewell = group.left.get(peer)
+        if farewell is None:
+            dead = group.index[peer]
+            return PeerLost([dead], group.lost[peer], op.context(self._engine.now))
+        return self._farewell(group, op, peer, farewell)
+
+    def _farewell(self, group: Group, op: Operation, peer: int, farewell: Farewell) -> Exception:
+        context = op.context(self._engine.now)
+        rank = group.index[peer]
+        blamed = set(farewell.lost) - {group.rank}
+        if blamed:  # it left because of them: who ends second is never the culprit
+            reason = farewell.cause if rank in blamed else f"{_GONE}, says rank {rank}"
+            return PeerLost(blamed, reason, context)
+        return CommunicatorClosed(rank, context, cause=farewell.cause)
 
     def blamed(self, group: Group) -> list[int]:
         """Group ranks that are dead as far as this rank has seen or heard."""
@@ -77,6 +94,8 @@ class Departures:
 
     def leave(self, group: Group, op: Operation, cause: str) -> None:
         """This rank leaves while ``op`` is under way: because of the dead, if there are any, else of its own accord."""
+        if group.active.get(op.seq) is not op:
+            return  # ended with another meanwhile
         context = op.context(self._engine.now)
         blamed = self.blamed(group)
         if blamed:
@@ -109,7 +128,7 @@ class Departures:
                 group.rumoured.update(set(dead) - {group.rank})
                 for op in list(group.active.values()):
                     error = self.unfit(group, op)
-                    if error is not None:
+                    if error is not None and group.active.get(op.seq) is op:
                         self.end(op, error)
 
     def inherit(self, group: Group, world: Group) -> None:

@@ -55,6 +55,8 @@ class Engine:
         """Made at the first byte of a peer."""
         self.dirty = self._outgoing.dirty
         """Peers for which there may be something new to write, in order. The driver takes them out."""
+        self._gone: set[int] = set()
+        """Peers whose connection has ended."""
         self.events: list[Event] = []
         """What has ended and was not told yet: see `take_events`."""
         self.next_deadline: float | None = None
@@ -253,6 +255,7 @@ class Engine:
         self.now = now
         self._outboxes[peer].clear()
         self._inbounds.pop(peer, None)
+        self._gone.add(peer)
         self.dirty.pop(peer, None)
         self._arrivals.forget(peer)
         self._departures.lost(peer, reason)
@@ -287,6 +290,8 @@ class Engine:
                     self._outgoing.grant(op, peer, end + WINDOW)
                 if not stream.post(into, fold, total):
                     op.waiting = stream
+                    if peer in self._gone:
+                        self._departures.end(op, self._departures.starved(self._groups[op.comm], op, peer))
                     return
         except StopIteration as stop:
             if self.returned(op, stop.value) and op.finished:

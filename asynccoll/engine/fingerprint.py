@@ -43,6 +43,8 @@ class Fingerprint(NamedTuple):
         out: dict[str, Any] = {name: getattr(self, name) for name in FIELDS}
         if out["shape"] is not None:
             out["shape"] = list(out["shape"])
+        for name in ("op", "algorithm"):
+            out[name] = _plain(out[name])
         for name in ("name", "structure"):
             if out[name] is not None:
                 out[name] = clipped(out[name], _TEXT_BYTES)
@@ -60,6 +62,11 @@ class Digests(NamedTuple):
     """32 bits that every DATA frame carries."""
 
 
+def _plain(text: str | None) -> str | None:
+    """A subclass of str (`numpy.str_`, a str enum) as the str that it is: equal names must be equal on the wire."""
+    return text if text is None or type(text) is str else str.__str__(text)
+
+
 def _hash64(*parts: object) -> int:
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
@@ -69,7 +76,7 @@ def _hash64(*parts: object) -> int:
 def digests(fp: Fingerprint) -> Digests:
     """Digests of ``fp``. Two ranks may go on together if the strict ones are equal and the value ones are equal or 0."""
     strict_path = None if fp.loose_path else fp.path
-    strict = _hash64(fp.verb, strict_path, fp.op, fp.root, fp.name, fp.algorithm)
+    strict = _hash64(fp.verb, strict_path, _plain(fp.op), fp.root, _plain(fp.name), _plain(fp.algorithm))
     loose = (fp.path if fp.loose_path else None, fp.dtype, fp.shape, fp.structure)
     value = 0 if loose == (None, None, None, None) else _hash64(*loose)
     # A verb with wildcards lets ranks with different value digests go on, so its frames cannot carry them.

@@ -243,6 +243,16 @@ class Operation:
         """The program has returned, its sends have left and the START round is over."""
         return self.program is None and not self.unsent and self.round == len(self.rounds)
 
+    def awaits(self, peer: int) -> bool:
+        """It cannot go on without bytes of ``peer``, a world rank: its program waits for them, or its START round does."""
+        if self.waiting is not None and self.inputs.get(peer) is self.waiting:
+            return True
+        early = self.early_records or ()
+        return any(
+            self.members[self.rounds[round_][1]] == peer and round_ not in early
+            for round_ in range(self.round, len(self.rounds))
+        )
+
     def context(self, now: float) -> OpContext:
         """What every error about this operation reports."""
         seq = -1 if self.message else self.seq

@@ -59,6 +59,8 @@ class Rounds:
             raise ProtocolError(
                 f"rank {peer} sent a START record for round {round_}, which it has no part in"
             )
+        if round_ < op.round or (op.early_records is not None and round_ in op.early_records):
+            raise ProtocolError(f"rank {peer} sent two START records for round {round_}")
         (strict, value, remaining, heard), block = wire.parse_start(payload, len(members))
         if op.inquest is not None:
             return

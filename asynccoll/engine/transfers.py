@@ -8,7 +8,7 @@ is one stream of bytes in each direction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, final
 
 __all__ = [
@@ -55,8 +55,6 @@ Program: TypeAlias = Generator[Transfer, None, Any]
 Swap: TypeAlias = Generator[memoryview, memoryview, Any]
 """Body of a small operation whose partner in each round is that of the START round: it yields the block to send, is resumed with
 the partner's, and returns the operation's result after the last round. Blocks are copied, and travel behind the records."""
-Expected: TypeAlias = Mapping[int, int]
-"""Peer -> all bytes to come from it, for programs in which bytes of that peer always have a place once started."""
 
 
 def send_message(peer: int, payload: bytes | memoryview) -> Generator[Transfer, None, None]:

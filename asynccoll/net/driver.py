@@ -37,8 +37,8 @@ class NetDriver(Pump):
         """Peer -> socket, while it is open."""
         self._blocked: set[int] = set()
         """Peers whose socket takes no more at the moment: a writer callback is registered."""
-        self._mute: set[int] = set()
-        """Peers to which writing failed. That is no verdict: what they sent before is still read, up to the end."""
+        self._mute: dict[int, str] = {}
+        """Peers to which writing failed, and how. That is no verdict: what they sent before is still read, up to the end."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
         self._once = type(loop).__module__.partition(".")[0] == "uvloop"
@@ -54,20 +54,24 @@ class NetDriver(Pump):
     def _readable(self, peer: int, sock: socket.socket) -> None:
         engine = self.engine
         left = SLICE
+        reason = "connection closed without goodbye"
         self.busy = True
         try:
             while left > 0:
                 memory = engine.receive_into(peer)
                 room = len(memory)
                 got = sock.recv_into(memory)
-                if not got:  # also after a reset whose error `_failed` has taken
-                    self._ended(peer, "connection closed without goodbye")
+                if not got:
+                    self._ended(peer, reason)
                     break
                 self.bytes_received += got
                 if not engine.received(peer, got, self.loop.time()) or peer not in self._sockets:
                     break
-                if got < room and not (self._once and self._failed(peer, sock)):
-                    break
+                if got < room:
+                    failed = self._failed(peer, sock) if self._once else None
+                    if failed is None:
+                        break
+                    reason = failed  # now what is left is read, to its end
                 left -= got
             else:
                 if self._once:
@@ -80,9 +84,13 @@ class NetDriver(Pump):
             self.busy = False
             self.flush()
 
-    def _failed(self, peer: int, sock: socket.socket) -> bool:
-        """There is an error on the socket: what is left has to be read now. Cheaper than to try, which raises when all is well."""
-        return peer in self._mute or sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+    def _failed(self, peer: int, sock: socket.socket) -> str | None:
+        """What is wrong with the socket, if anything. Asking takes the error away, so a later read will not raise it.
+
+        Asked only where the loop tells of an error once; another read would tell too, but raises whenever all is well.
+        """
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return f"connection broken: {os.strerror(code)}" if code else self._mute.get(peer)
 
     def _again(self, peer: int, sock: socket.socket) -> None:
         """The rest of what was there to read, after the loop had its turn."""
@@ -105,8 +113,8 @@ class NetDriver(Pump):
             except (BlockingIOError, InterruptedError):
                 self._block(peer, sock)
                 return
-            except OSError:
-                self._mute.add(peer)
+            except OSError as error:
+                self._mute[peer] = f"connection broken: {error.strerror or error}"
                 continue
             self.bytes_sent += sent
             if not engine.sent(peer, sent):

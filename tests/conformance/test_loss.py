@@ -33,7 +33,9 @@ def assert_lost(error, dead, rank):
     assert error.rank == rank
     assert error.group == "world"
     # What this rank saw, or what another one saw and told: "..., says rank 2".
-    assert re.match(r"connection (closed without goodbye|broken: .*reset)", error.reason)
+    assert re.match(
+        r"connection (closed without goodbye|broken: (Connection reset|Broken pipe))", error.reason
+    )
     assert f"lost rank {dead} (" in str(error)
 
 

@@ -11,30 +11,25 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.dissemination import partners
 from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
-from asynccoll.buffers import flat_bytes
+from asynccoll.buffers import Flat, flat_bytes
+from asynccoll.engine.outbox import SEGMENT
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
 from asynccoll.engine.wire import MAX_BLOCK
 from asynccoll.reduction import Arithmetic
 
 __all__ = ["Part", "Share", "allreduce", "allreduce_parts", "sources", "steps_of", "swap", "swap_operands"]
 
-Flat = npt.NDArray[Any]
-"""A 1-D C-contiguous array."""
-
 Share: TypeAlias = tuple[str, Arithmetic, int]
 """Algorithm, arithmetic and number of elements of a part."""
 
-SLAB_BYTES: Final = 1 << 24
-"""Bytes of a slab on the partial plane where that is separate memory (16 MiB)."""
-_SEGMENT_BYTES: Final = 1 << 18
-"""Bytes of a pipelined segment of a tree or a ring."""
+SLAB_BYTES: Final = 1 << 22
+"""Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
 _MAX_SEGMENTS: Final = 64
-"""Segments of a chunk of the ring: more would only make the schedule of a huge array long."""
+"""Segments of a chunk of the ring, each of at least `SEGMENT` bytes: more would only make the schedule of a huge array long."""
 _SNAPSHOT_BYTES: Final = 1 << 16
 """Bytes of a slab of recursive doubling, which is copied at each round."""
 
@@ -65,7 +60,7 @@ def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) ->
 
 def _schedule(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> Iterable[Step]:
     schedule = registry.schedule("allreduce", algorithm)
-    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else _SEGMENT_BYTES) // itemsize)
+    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else SEGMENT) // itemsize)
     if algorithm == "ring":
         unit = max(unit, count // (size * _MAX_SEGMENTS))
     return schedule(rank, size, count, unit)
