@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 from asynccoll import world
 from asynccoll.errors import AlreadyInitialized, CommunicatorClosed, NotInitialized, PeerLost
 from asynccoll.net.launchers import (
+    ASYNCCOLL,
     MAX_GENERATION,
     MAX_WORLD_SIZE,
     READERS,
@@ -217,10 +218,22 @@ def _placement(
         if size == 0:
             raise ValueError(f"{shown_size}: there is at least one replica")
         check_rank(rank, size, shown_rank, shown_size)
+        if replica_rank is None and num_replicas is None:
+            _agree_with_ours(rank, size, shown_rank, shown_size)
         alone = size == 1
     address = None if alone else _address(master_addr, port, shown_port)
     placement = detect(address, rank, size)
     return placement if restarts is None else dataclasses.replace(placement, generation=restarts)
+
+
+def _agree_with_ours(rank: int, size: int, shown_rank: str, shown_size: str) -> None:
+    """A launcher inside the other leaves both families, and each process might be alone, or a rank twice, without a word."""
+    ours = ASYNCCOLL.read(os.environ)
+    if ours is not None and (ours.rank, ours.size) != (rank, size):
+        raise ValueError(
+            f"{shown_rank} and {shown_size} contradict ASYNCCOLL_RANK={ours.rank} and ASYNCCOLL_WORLD_SIZE={ours.size}: "
+            "unset those of the launcher that is not meant, or pass replica_rank= and num_replicas="
+        )
 
 
 def _address(master_addr: str | None, port: int | None, shown_port: str) -> str | None:

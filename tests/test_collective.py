@@ -370,6 +370,17 @@ class TestEnvironment:
         found = collective._placement(None, None, None, None)
         assert (found.host, found.rank, found.size) == ("ours", 0, 2)
 
+    def test_two_launchers_that_contradict_each_other_are_refused(self, monkeypatch):
+        monkeypatch.setenv("ADAPTDL_REPLICA_RANK", "0")
+        monkeypatch.setenv("ADAPTDL_NUM_REPLICAS", "1")
+        monkeypatch.setenv("ASYNCCOLL_RANK", "0")
+        monkeypatch.setenv("ASYNCCOLL_WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match=r"ADAPTDL_NUM_REPLICAS='1' contradict .*ASYNCCOLL_WORLD_SIZE=2"):
+            collective.initialize()
+        assert collective._placement(None, 29500, 1, 2).rank == 1
+        monkeypatch.setenv("ADAPTDL_NUM_REPLICAS", "2")
+        assert collective._placement(None, 29500, None, None).rank == 0
+
     def test_an_address_alone_leaves_it_alone(self, monkeypatch):
         assert collective._placement("node-0", 29500, None, None).size == 1
         monkeypatch.setenv("ASYNCCOLL_RANK", "0")
