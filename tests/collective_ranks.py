@@ -354,9 +354,31 @@ RULES = (
 # -- worlds of their own ------------------------------------------------------------------------------------
 
 
-def reinitialise(times):
+def without_the_launchers_listener(port):
+    """Have rank 0 listen by itself, as under AdaptDL; at ``port``, on an address that is not one."""
+    rank, size = as_adaptdl_starts_it()
+    os.environ.pop("ASYNCCOLL_RENDEZVOUS_FD", None)
+    os.environ["ADAPTDL_MASTER_ADDR"] = "0.0.0.0"
+    os.environ["ADAPTDL_MASTER_PORT"] = str(port)
+    return rank, size
+
+
+def rank_0_comes_last(folder, port):
+    """The others are refused, and call again."""
+    rank, size = without_the_launchers_listener(port)
+    files = [Path(folder, str(n)) for n in range(size)]
+    if rank == 0:
+        wait_for(*files[1:])
+    files[rank].touch()
+    collective.initialize()
+    total = collective.allreduce([rank])
+    collective.teardown()
+    return total
+
+
+def reinitialise(times, port):
     """Open files, threads and unfinished tasks after the second and after the last of many worlds."""
-    as_adaptdl_starts_it()
+    without_the_launchers_listener(port)
 
     def cycle():
         collective.initialize()

@@ -5,6 +5,7 @@ Deaths are in processes/test_collective_processes.py.
 
 import collections
 import os
+import socket
 
 import collective_ranks as ranks
 import pytest
@@ -43,6 +44,15 @@ def no_launcher(monkeypatch):
             monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def port():
+    """A port for rank 0 alone: held by a socket that does not listen, with SO_REUSEADDR as rank 0 has it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def all_of(world, rule):
     return [facts[rule] for facts in world]
 
@@ -75,8 +85,8 @@ class TestTheModule:
             assert error["values"] == {0: "barrier", 1: "allreduce"}
             assert total == 2
 
-    def test_it_leaves_nothing_behind_20_times(self):
-        for first, last in launch(ranks.reinitialise, 2, 20, timeout=LIMIT):
+    def test_it_leaves_nothing_behind_20_times(self, port):
+        for first, last in launch(ranks.reinitialise, 2, 20, port, timeout=LIMIT):
             assert first == last
             assert last[1:] == (1, 0)
 
@@ -301,6 +311,9 @@ class TestEnvironment:
             assert collective.allreduce([1]) == [1]
         finally:
             collective.teardown()
+
+    def test_s11_rank_0_may_come_last(self, tmp_path, port):
+        assert launch(ranks.rank_0_comes_last, 3, str(tmp_path), port, timeout=LIMIT) == [[0, 1, 2]] * 3
 
     def test_s11_port_0_for_several_replicas_is_refused_at_once(self, monkeypatch):
         monkeypatch.setenv("ADAPTDL_MASTER_PORT", "0")
