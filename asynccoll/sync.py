@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
@@ -327,11 +327,12 @@ class SyncCommunicator:
         return repr(self._threaded).replace("<Communicator", "<SyncCommunicator", 1)
 
 
-def _open(*args: Any, **options: Any) -> SyncCommunicator:
+def open_with(connect: Callable[[], Awaitable[Communicator]]) -> SyncCommunicator:
+    """The blocking face of the communicator that ``connect()`` gives when it is awaited in the new loop's thread."""
     thread = LoopThread("asynccoll")
 
     async def opened() -> Communicator:
-        return await world.connect(*args, **options)
+        return await connect()
 
     opening = thread.run(opened())
     try:
@@ -359,7 +360,7 @@ def _like(
 @_like(world.connect)
 def connect(*args: Any, **options: Any) -> SyncCommunicator:
     """`asynccoll.connect` as a blocking call: joins a mesh without touching the default communicator of this module."""
-    return _open(*args, **options)
+    return open_with(lambda: world.connect(*args, **options))
 
 
 class _Default:
@@ -378,7 +379,7 @@ def init(*args: Any, **options: Any) -> SyncCommunicator:
             raise AlreadyInitialized(
                 "asynccoll.sync is already initialised in this process; call shutdown() first, or connect() for a second mesh"
             )
-        _Default.communicator = _open(*args, **options)
+        _Default.communicator = open_with(lambda: world.connect(*args, **options))
         return _Default.communicator
 
 

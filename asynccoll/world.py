@@ -196,8 +196,6 @@ async def _connect(
     compression: str | None,
     progress: str,
 ) -> Communicator:
-    from asynccoll.algorithms import registry
-    from asynccoll.net.driver import NetDriver
     from asynccoll.net.launchers import detect
 
     _supported(
@@ -208,15 +206,29 @@ async def _connect(
         compression=(compression, (None,)),
         progress=(progress, ("inline",)),
     )
+    seconds(liveness_timeout, "liveness_timeout", 30.0)
+    placement = detect(address, rank, world_size, secret)
+    return await connect_at(placement, insecure=insecure, timeout=timeout, init_timeout=init_timeout)
+
+
+async def connect_at(
+    placement: Placement,
+    *,
+    insecure: bool = False,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    init_timeout: float | timedelta = 300.0,
+) -> Communicator:
+    """`connect` for a process whose place is known already; the arguments are those of `init`."""
+    from asynccoll.algorithms import registry
+    from asynccoll.net.driver import NetDriver
+
     limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
     forming = seconds(init_timeout, "init_timeout", 300.0)
     assert forming is not None
-    seconds(liveness_timeout, "liveness_timeout", 30.0)
     algorithm = os.environ.get("ASYNCCOLL_ALGORITHM", "auto")
     if algorithm != "auto" and algorithm not in registry.names("allreduce"):
         known = ", ".join(("auto", *registry.names("allreduce")))
         raise ValueError(f"ASYNCCOLL_ALGORITHM={algorithm!r} does not exist; use one of {known}")
-    placement = detect(address, rank, world_size, secret)
     loop = asyncio.get_running_loop()
     if placement.size == 1:
         return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm))

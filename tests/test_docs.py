@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 # How to run the short form of a command that is meant for longer: by what it starts with.
 SHORT = {
@@ -60,6 +60,12 @@ def test_there_are_commands_to_run():
     assert {"asynccoll run -n 4 examples/train_digits.py", "asynccoll run -n 4 examples/mean.py"} <= set(
         all_commands()
     )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_run_by_a_command_somewhere(example):
+    name = str(example.relative_to(ROOT))
+    assert any(name in command.split() for command in all_commands())
 
 
 @pytest.mark.parametrize("command", all_commands())

@@ -218,7 +218,9 @@ def test_nothing_but_msgpack_is_needed_to_import_it(baseline):
     assert foreign <= {"msgpack"}
 
 
-@pytest.mark.parametrize("part", ["sync", "testing", "cli", "launch", "sim.driver", "net.driver"])
+@pytest.mark.parametrize(
+    "part", ["sync", "collective", "testing", "cli", "launch", "sim.driver", "net.driver"]
+)
 def test_nor_does_any_other_entry_load_torch_or_rich(baseline, part):
     more = loaded(f"import asyncio, numpy, uvloop\nimport asynccoll.{part}") - baseline
     assert not more & {"torch", "rich", "ray", "ml_dtypes"}
