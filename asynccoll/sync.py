@@ -29,6 +29,12 @@ from asynccoll.work import Work
 __all__ = [
     "Pending",
     "SyncCommunicator",
+    "all_gather",
+    "all_gather_async",
+    "all_reduce",
+    "all_reduce_async",
+    "all_to_all",
+    "all_to_all_async",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -37,15 +43,21 @@ __all__ = [
     "allreduce_async",
     "allreduce_tree",
     "allreduce_tree_async",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "barrier_async",
     "broadcast",
     "broadcast_async",
     "connect",
+    "gather",
+    "gather_async",
     "get_communicator",
     "init",
     "launch",
     "rank",
+    "scatter",
+    "scatter_async",
     "shutdown",
     "world_size",
 ]
@@ -250,6 +262,8 @@ class SyncCommunicator:
 
     allreduce = _blocking(Communicator.allreduce)
     allreduce_async = _future(Communicator.allreduce)
+    all_reduce = allreduce
+    all_reduce_async = allreduce_async
     allreduce_ = _blocking(Communicator.allreduce_)
     allreduce__async = _future(Communicator.allreduce_)
     allreduce_tree = _blocking(Communicator.allreduce_tree)
@@ -258,6 +272,16 @@ class SyncCommunicator:
     broadcast_async = _future(Communicator.broadcast)
     allgather = _blocking(Communicator.allgather)
     allgather_async = _future(Communicator.allgather)
+    all_gather = allgather
+    all_gather_async = allgather_async
+    gather = _blocking(Communicator.gather)
+    gather_async = _future(Communicator.gather)
+    scatter = _blocking(Communicator.scatter)
+    scatter_async = _future(Communicator.scatter)
+    alltoall = _blocking(Communicator.alltoall)
+    alltoall_async = _future(Communicator.alltoall)
+    all_to_all = alltoall
+    all_to_all_async = alltoall_async
     barrier = _blocking(Communicator.barrier)
     barrier_async = _future(Communicator.barrier)
 
@@ -375,6 +399,8 @@ def _on_default(verb: Callable[Concatenate[SyncCommunicator, P], T]) -> Callable
 
 allreduce = _on_default(SyncCommunicator.allreduce)
 allreduce_async = _on_default(SyncCommunicator.allreduce_async)
+all_reduce = allreduce
+all_reduce_async = allreduce_async
 allreduce_ = _on_default(SyncCommunicator.allreduce_)
 allreduce__async = _on_default(SyncCommunicator.allreduce__async)
 allreduce_tree = _on_default(SyncCommunicator.allreduce_tree)
@@ -383,5 +409,15 @@ broadcast = _on_default(SyncCommunicator.broadcast)
 broadcast_async = _on_default(SyncCommunicator.broadcast_async)
 allgather = _on_default(SyncCommunicator.allgather)
 allgather_async = _on_default(SyncCommunicator.allgather_async)
+all_gather = allgather
+all_gather_async = allgather_async
+gather = _on_default(SyncCommunicator.gather)
+gather_async = _on_default(SyncCommunicator.gather_async)
+scatter = _on_default(SyncCommunicator.scatter)
+scatter_async = _on_default(SyncCommunicator.scatter_async)
+alltoall = _on_default(SyncCommunicator.alltoall)
+alltoall_async = _on_default(SyncCommunicator.alltoall_async)
+all_to_all = alltoall
+all_to_all_async = alltoall_async
 barrier = _on_default(SyncCommunicator.barrier)
 barrier_async = _on_default(SyncCommunicator.barrier_async)

@@ -3,6 +3,7 @@
 Each function is pure: it may raise `TypeError` or `ValueError` for wrong arguments, and has not touched anything when it does.
 """
 
+from asynccoll.calls.exchanging import alltoall, gather, scatter
 from asynccoll.calls.moving import allgather, barrier, broadcast
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
@@ -14,6 +15,9 @@ __all__ = [
     "allreduce",
     "allreduce_in_place",
     "allreduce_tree",
+    "alltoall",
     "barrier",
     "broadcast",
+    "gather",
+    "scatter",
 ]
