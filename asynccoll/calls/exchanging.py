@@ -83,7 +83,7 @@ def alltoall(place: Place, values: Sequence[Any], out: Sequence[Any] | None, nam
             for one, array in zip(listed, arrays, strict=True)
         )
         raise TypeError(
-            f"alltoall takes arrays of one dtype or objects, not both; these are {kinds:.1000}. "
+            f"alltoall takes arrays of one dtype, or objects alone; these are {kinds:.1000}. "
             "Put an array in a list to send it as an object."
         )
     path, dtype = _in_common(arrays)
