@@ -402,7 +402,7 @@ class TestReceived:
             ["int8", [3] + [1] * 64, "numpy"],
             ["int8", [0, 1 << 63], "numpy"],
             ["int8", [3], "no such"],
-            ["int8", [3], "array:w"],
+            ["int8", [3], "array:u"],
             ["int8", [3], ["numpy"]],
         ],
         ids=repr,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +19,9 @@ from asynccoll.errors import ProtocolError
 __all__ = ["Received", "checked_outs", "item_of"]
 
 _CONTAINERS: Final = frozenset(
-    ["numpy", "scalar", "torch", "memoryview", *(f"array:{typecode}" for typecode in array.typecodes)]
+    ["numpy", "scalar", "torch", "memoryview", *(f"array:{typecode}" for typecode in "bBhHiIlLqQfd")]
 )
+"""What `Array.container` may be."""
 _MOST_LENGTHS: Final = 64
 """numpy has no arrays of more dimensions."""
 
