@@ -6,29 +6,33 @@ the value was at the call. Knows no engine and no sockets.
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextlib
 import functools
 import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from asynccoll import world
 from asynccoll.background import LoopThread
 from asynccoll.communicator import Communicator, ranks_of
 from asynccoll.engine.group import MAX_PENDING
-from asynccoll.errors import AlreadyInitialized, NotInitialized, RemoteError
+from asynccoll.errors import AlreadyInitialized, NotInitialized
 from asynccoll.launch import launch
 from asynccoll.objects import describe_error
+from asynccoll.pending import Pending
 from asynccoll.work import Work
 
 __all__ = [
     "Pending",
     "SyncCommunicator",
+    "all_gather",
+    "all_gather_async",
+    "all_reduce",
+    "all_reduce_async",
+    "all_to_all",
+    "all_to_all_async",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -37,11 +41,15 @@ __all__ = [
     "allreduce_async",
     "allreduce_tree",
     "allreduce_tree_async",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "barrier_async",
     "broadcast",
     "broadcast_async",
     "connect",
+    "gather",
+    "gather_async",
     "get_communicator",
     "init",
     "launch",
@@ -51,6 +59,8 @@ __all__ = [
     "recv_async",
     "recv_message",
     "recv_message_async",
+    "scatter",
+    "scatter_async",
     "send",
     "send_async",
     "shutdown",
@@ -60,86 +70,6 @@ __all__ = [
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-_ABORT_SECONDS: Final = 5.0
-"""How long `Pending.cancel` waits for the loop's thread, which holds an operation for milliseconds at most."""
-
-
-class Pending(concurrent.futures.Future[T]):
-    """What ``<verb>_async`` returns: a `concurrent.futures.Future` whose `cancel` aborts the operation on every rank."""
-
-    def __init__(self, thread: LoopThread) -> None:
-        super().__init__()
-        self._thread = thread
-        self._work: Work[T] | None = None
-        """The operation, once it has been started in the loop's thread."""
-        self._marking = threading.Lock()
-
-    def begin(self, start: Callable[[], Work[T]]) -> None:
-        """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""
-        try:
-            work = self._work = start()
-        except BaseException as error:  # noqa: BLE001 (raised from the future: sys.exit() in a reduce function, too)
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                self.set_exception(error)
-            return
-        work.add_done_callback(self._finish)
-        if self.cancelled():
-            work.cancel()
-
-    def _finish(self, work: asyncio.Future[T]) -> None:
-        self._work = None
-        with contextlib.suppress(
-            concurrent.futures.InvalidStateError
-        ):  # cancelled in the caller's thread at this moment
-            if work.cancelled():
-                self._mark_cancelled()
-            elif (error := work.exception()) is not None:
-                self.set_exception(_for_the_caller(error))
-            else:
-                self.set_result(work.result())
-
-    def cancel(self) -> bool:
-        """Abort the operation on every rank. False, and nothing is done, if it is complete. Its memory is free on return."""
-        if self.cancelled():
-            return True
-        if not self._mark_cancelled():
-            return False
-        if self._thread.inside():
-            self._abort()
-        else:
-            aborted = threading.Event()
-
-            def abort() -> None:
-                self._abort()
-                aborted.set()
-
-            self._thread.soon(abort)
-            aborted.wait(_ABORT_SECONDS)
-        return True
-
-    def _mark_cancelled(self) -> bool:
-        """Become cancelled, once, and tell `concurrent.futures.wait` and ``as_completed``. False if it is complete."""
-        with self._marking:
-            if self.cancelled():
-                return True
-            return super().cancel() and not self.set_running_or_notify_cancel()
-
-    def _abort(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
-
-
-def _for_the_caller(error: BaseException) -> BaseException:
-    """What the caller gets for the ``error`` of a work.
-
-    Where this rank's own reduce function has called `sys.exit`, that: it is meant for the process, not for the loop's thread.
-    """
-    if isinstance(error, RemoteError) and error.origin == error.rank:
-        original = error.original
-        if isinstance(original, SystemExit | KeyboardInterrupt):
-            return original
-    return error
 
 
 class _Threaded(Communicator):
@@ -266,6 +196,8 @@ class SyncCommunicator:
 
     allreduce = _blocking(Communicator.allreduce)
     allreduce_async = _future(Communicator.allreduce)
+    all_reduce = allreduce
+    all_reduce_async = allreduce_async
     allreduce_ = _blocking(Communicator.allreduce_)
     allreduce__async = _future(Communicator.allreduce_)
     allreduce_tree = _blocking(Communicator.allreduce_tree)
@@ -280,6 +212,16 @@ class SyncCommunicator:
     recv_async = _future(Communicator.recv)
     recv_message = _blocking(Communicator.recv_message)
     recv_message_async = _future(Communicator.recv_message)
+    all_gather = allgather
+    all_gather_async = allgather_async
+    gather = _blocking(Communicator.gather)
+    gather_async = _future(Communicator.gather)
+    scatter = _blocking(Communicator.scatter)
+    scatter_async = _future(Communicator.scatter)
+    alltoall = _blocking(Communicator.alltoall)
+    alltoall_async = _future(Communicator.alltoall)
+    all_to_all = alltoall
+    all_to_all_async = alltoall_async
     barrier = _blocking(Communicator.barrier)
     barrier_async = _future(Communicator.barrier)
 
@@ -417,6 +359,8 @@ def _on_default(verb: Callable[Concatenate[SyncCommunicator, P], T]) -> Callable
 
 allreduce = _on_default(SyncCommunicator.allreduce)
 allreduce_async = _on_default(SyncCommunicator.allreduce_async)
+all_reduce = allreduce
+all_reduce_async = allreduce_async
 allreduce_ = _on_default(SyncCommunicator.allreduce_)
 allreduce__async = _on_default(SyncCommunicator.allreduce__async)
 allreduce_tree = _on_default(SyncCommunicator.allreduce_tree)
@@ -433,5 +377,15 @@ recv_message = _on_default(SyncCommunicator.recv_message)
 recv_message_async = _on_default(SyncCommunicator.recv_message_async)
 new_group = _on_default(SyncCommunicator.new_group)
 split = _on_default(SyncCommunicator.split)
+all_gather = allgather
+all_gather_async = allgather_async
+gather = _on_default(SyncCommunicator.gather)
+gather_async = _on_default(SyncCommunicator.gather_async)
+scatter = _on_default(SyncCommunicator.scatter)
+scatter_async = _on_default(SyncCommunicator.scatter_async)
+alltoall = _on_default(SyncCommunicator.alltoall)
+alltoall_async = _on_default(SyncCommunicator.alltoall_async)
+all_to_all = alltoall
+all_to_all_async = alltoall_async
 barrier = _on_default(SyncCommunicator.barrier)
 barrier_async = _on_default(SyncCommunicator.barrier_async)

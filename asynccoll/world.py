@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from asynccoll.net.launchers import Placement
 
 __all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "allgather",
     "allreduce",
     "allreduce_",
     "allreduce_async",
     "allreduce_tree",
+    "alltoall",
     "barrier",
     "broadcast",
     "connect",
+    "gather",
     "get_communicator",
     "init",
     "new_group",
@@ -39,6 +44,7 @@ __all__ = [
     "recv",
     "recv_message",
     "run",
+    "scatter",
     "send",
     "shutdown",
     "split",
@@ -354,10 +360,16 @@ def on_default(verb: Callable[Concatenate[C, P], R], get: Callable[[str], C]) ->
 
 allreduce = on_default(Communicator.allreduce, get_communicator)
 allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
+all_reduce = allreduce
 allreduce_ = on_default(Communicator.allreduce_, get_communicator)
 allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
 broadcast = on_default(Communicator.broadcast, get_communicator)
 allgather = on_default(Communicator.allgather, get_communicator)
+all_gather = allgather
+gather = on_default(Communicator.gather, get_communicator)
+scatter = on_default(Communicator.scatter, get_communicator)
+alltoall = on_default(Communicator.alltoall, get_communicator)
+all_to_all = alltoall
 barrier = on_default(Communicator.barrier, get_communicator)
 send = on_default(Communicator.send, get_communicator)
 recv = on_default(Communicator.recv, get_communicator)

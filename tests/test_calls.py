@@ -36,6 +36,18 @@ def broadcast(place, value, root=0, *, out=None, algorithm="auto", name=None):
     return calls.broadcast(place, value, root, out, algorithm, name)
 
 
+def gather(place, value, root=0, *, out=None, name=None):
+    return calls.gather(place, value, root, out, name)
+
+
+def scatter(place, values, root=0, *, out=None, name=None):
+    return calls.scatter(place, values, root, out, name)
+
+
+def alltoall(place, values, *, out=None, name=None):
+    return calls.alltoall(place, values, out, name)
+
+
 @pytest.fixture
 def chosen(monkeypatch):
     """Algorithms of the parts that programs are made of."""
@@ -118,6 +130,39 @@ class TestWhatIsCompared:
             "algorithm": "ring",
         }
         assert calls.allgather(AUTO, "object", None, "auto", None).fingerprint.path == "object"
+
+    @pytest.mark.parametrize("rank", range(4))
+    def test_gather_by_the_root_and_leaves_shapes_free(self, rank):
+        place = replace(AUTO, rank=rank)
+        expected = {"verb": "gather", "path": "array", "dtype": "float32", "root": 2, "name": "g"}
+        assert fields(gather(place, np.zeros((2, 3), "f4"), 2, name="g")) == expected
+        assert fields(gather(place, "object", 2)) == {"verb": "gather", "path": "object", "root": 2}
+
+    @pytest.mark.parametrize(
+        ("values", "known"),
+        [
+            ([np.zeros(count, "f4") for count in range(4)], {"path": "array", "dtype": "float32"}),
+            ([np.zeros(1), 1, np.zeros(1, "f4"), 1], {"path": "array|object", "dtype": "float32|float64"}),
+            ([1, "a", None, [np.zeros(1)]], {"path": "object"}),
+        ],
+        ids=["arrays", "mixed", "objects"],
+    )
+    def test_scatter_by_the_root_and_what_its_values_have_in_common(self, values, known):
+        common = {"verb": "scatter", "root": 1, "loose_path": True}
+        assert fields(scatter(AUTO, values, 1)) == common | known
+        assert fields(scatter(replace(AUTO, rank=2), values, 1)) == common
+        given = scatter(replace(AUTO, rank=2), None, 1, out=np.zeros((2, 2), "i1"))
+        assert fields(given) == common | {"path": "array", "dtype": "int8"}
+
+    def test_alltoall_leaves_shapes_free(self):
+        values = [np.zeros(count, "f4") for count in range(4)]
+        assert fields(alltoall(AUTO, values, name="g")) == {
+            "verb": "alltoall",
+            "path": "array",
+            "dtype": "float32",
+            "name": "g",
+        }
+        assert fields(alltoall(AUTO, [1, "a", None, [2]])) == {"verb": "alltoall", "path": "object"}
 
     def test_barrier_by_its_name(self):
         assert fields(calls.barrier(AUTO, "b")) == {"verb": "barrier", "name": "b"}
@@ -252,8 +297,16 @@ class TestMemory:
             lambda value, out: allreduce(AUTO, value.astype("?"), "avg", out=out),
             lambda value, out: broadcast(AUTO, value[:2], out=out),
             lambda value, out: calls.allgather(AUTO, value, [out] * 3, "auto", None),
+            lambda value, out: gather(AUTO, value, 1, out=[out] * 4),
+            lambda value, out: gather(AUTO, value, 0, out=[out, value, value.copy(), value.copy()]),
+            lambda value, out: scatter(AUTO, [value[:2]] * 4, 1, out=out),
+            lambda value, out: scatter(AUTO, [value] * 3, 1, out=out),
+            lambda value, out: alltoall(AUTO, [value] * 4, out=[out] * 4),
         ],
-        ids=["op", "algorithm", "dtype", "shape", "avg", "broadcast", "allgather"],
+        ids=[
+            *("op", "algorithm", "dtype", "shape", "avg", "broadcast", "allgather"),
+            *("gather", "gather elsewhere", "scatter", "scatter of three", "alltoall"),
+        ],
     )
     def test_a_refused_call_has_touched_nothing(self, call):
         value, out = np.arange(4.0), np.full(4, 9.0)
@@ -300,6 +353,17 @@ class TestReceived:
         assert codec.value(rank) is outs[rank]
         assert [out.tolist() for out in outs] == [[0, 1, 2] if r == rank else [0, 0, 0] for r in range(4)]
 
+    def test_what_arrives_in_an_alltoall_is_of_the_kind_of_what_was_passed_for_its_sender(self):
+        values = [np.zeros(1, ">f8"), np.float64(0), np.zeros(2), memoryview(np.zeros(1))]
+        call = alltoall(AUTO, values)
+        codec = call.program.gi_frame.f_locals["codec"]
+        sent = self.item(np.arange(3.0))
+        for rank, kind in ((0, ">f8"), (2, "<f8"), (3, "d")):
+            codec.place(rank, sent.meta, len(sent.payload))[:] = sent.payload
+            found = codec.value(rank)
+            assert (found.format if rank == 3 else found.dtype.str) == kind
+            assert np.asarray(found).tolist() == [0, 1, 2]
+
     def test_ones_own_value_is_a_copy(self):
         mine, thing = np.arange(3.0), [1]
         for value, path in [(mine, "array"), (thing, "object")]:
@@ -335,6 +399,11 @@ class TestReceived:
             ["int8", [-3], "numpy"],
             ["int8", [-1, -3], "numpy"],  # their product fits the payload
             ["int8", [-3, 1, -1], "numpy"],
+            ["int8", [3] + [1] * 64, "numpy"],
+            ["int8", [0, 1 << 63], "numpy"],
+            ["int8", [3], "no such"],
+            ["int8", [3], "array:u"],
+            ["int8", [3], ["numpy"]],
         ],
         ids=repr,
     )

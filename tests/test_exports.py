@@ -81,9 +81,17 @@ class TestPackage:
 
 class TestVerbs:
     def test_there_are_some(self):
-        assert {"allreduce", "allreduce_", "allreduce_tree", "broadcast", "allgather", "barrier"} <= set(
-            VERBS
-        )
+        reducing = {"allreduce", "allreduce_", "allreduce_tree"}
+        moving = {"broadcast", "allgather", "gather", "scatter", "alltoall", "barrier"}
+        assert reducing | moving | {"all_reduce", "all_gather", "all_to_all"} <= set(VERBS)
+
+    @pytest.mark.parametrize("name", ["all_reduce", "all_gather", "all_to_all"])
+    def test_the_names_of_torch_are_other_names_of_the_same(self, name):
+        verb = name.replace("_", "")
+        for owner in (Communicator, asynccoll, SyncCommunicator, asynccoll.sync):
+            assert getattr(owner, name) is getattr(owner, verb)
+        for owner in (SyncCommunicator, asynccoll.sync):
+            assert getattr(owner, f"{name}_async") is getattr(owner, f"{verb}_async")
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_the_same_parameters_everywhere(self, verb):

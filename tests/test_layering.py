@@ -28,6 +28,7 @@ LAYERS = (
     ("communicator",),
     ("world",),
     ("background", "launch"),
+    ("pending",),
     ("sync",),
     ("asynccoll",),
     ("collective", "torch", "testing", "local"),

@@ -106,20 +106,33 @@ class TestVerbs:
                 comm.allreduce_tree({"a": comm.rank}),
                 comm.broadcast("from one" if comm.rank == 1 else None, root=1),
                 comm.allgather(comm.rank),
+                comm.gather(comm.rank, 1),
+                comm.scatter(["zero's", "one's"] if comm.rank == 0 else None),
+                comm.alltoall([(comm.rank, to) for to in range(2)]),
+                comm.all_to_all([comm.rank] * 2),
                 comm.barrier(),
             ]
             return results
 
         with concurrent.futures.ThreadPoolExecutor() as pool:
             ends = [future.result(TIMEOUT) for future in [pool.submit(rank, comm) for comm in (zero, one)]]
-        assert ends == [[[3.0] * 3, [2.0] * 3, {"a": 1}, "from one", [0, 1], None]] * 2
+        same = [[3.0] * 3, [2.0] * 3, {"a": 1}, "from one", [0, 1]]
+        assert ends == [
+            [*same, None, "zero's", [(0, 0), (1, 0)], [0, 1], None],
+            [*same, [0, 1], "one's", [(0, 1), (1, 1)], [0, 1], None],
+        ]
 
     def test_the_async_forms_are_futures(self, pair):
         futures = [comm.allreduce_async(np.full(2, comm.rank)) for comm in pair]
         assert all(isinstance(future, concurrent.futures.Future) for future in futures)
         assert [future.result(TIMEOUT).tolist() for future in futures] == [[1, 1]] * 2
-        for name in ("allreduce__async", "allreduce_tree_async", "broadcast_async", "allgather_async"):
-            futures = [getattr(comm, name)(np.zeros(1)) for comm in pair]
+        calls = {
+            **dict.fromkeys(("allreduce__async", "allreduce_tree_async"), np.zeros(1)),
+            **dict.fromkeys(("broadcast_async", "allgather_async", "gather_async"), np.zeros(1)),
+            **dict.fromkeys(("scatter_async", "alltoall_async", "all_to_all_async"), [np.zeros(1)] * 2),
+        }
+        for name, value in calls.items():
+            futures = [getattr(comm, name)(value) for comm in pair]
             for future in futures:
                 future.result(TIMEOUT)
         for future in [comm.barrier_async() for comm in pair]:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send
 
-__all__ = ["allreduce", "broadcast", "family", "reduce"]
+__all__ = ["allreduce", "branch", "broadcast", "family", "reduce"]
 
 
 def family(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
@@ -49,6 +49,13 @@ def family(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
     # Only the highest subtree can be cut short by the size, so this moves one child at most.
     children.sort(key=lambda child: child[0], reverse=True)
     return parent, [child for _, child in children]
+
+
+def branch(rank: int, size: int, root: int) -> list[int]:
+    """The ranks of the subtree of ``rank`` in the tree of `family`: itself, then its children's, the nearest child first."""
+    place = (rank - root) % size
+    reach = place & -place or size
+    return [(one + root) % size for one in range(place, min(place + reach, size))]
 
 
 def allreduce(rank: int, size: int, count: int, segment: int) -> Schedule:

@@ -3,6 +3,7 @@
 Each function is pure: it may raise `TypeError` or `ValueError` for wrong arguments, and has not touched anything when it does.
 """
 
+from asynccoll.calls.exchanging import alltoall, gather, scatter
 from asynccoll.calls.messages import Message, receive, send
 from asynccoll.calls.moving import allgather, barrier, broadcast
 from asynccoll.calls.place import Call, Place
@@ -16,8 +17,11 @@ __all__ = [
     "allreduce",
     "allreduce_in_place",
     "allreduce_tree",
+    "alltoall",
     "barrier",
     "broadcast",
+    "gather",
     "receive",
+    "scatter",
     "send",
 ]

@@ -9,8 +9,8 @@ import numpy as np
 
 from asynccoll import objects
 from asynccoll.buffers import describe, rebuild
-from asynccoll.calls.moving import array_item, array_of, object_item
 from asynccoll.calls.place import Call, Place
+from asynccoll.calls.received import array_of, item_of
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.mail import Receive, Send
 from asynccoll.engine.programs import items
@@ -52,8 +52,7 @@ def _peer(place: Place, rank: Any, argument: str) -> int:
 def send(place: Place, value: Any, dst: Any, tag: Any) -> Call:
     """One message, of which a snapshot is taken."""
     to = _peer(place, dst, "dst")
-    array = describe(value)
-    item, _ = array_item(array) if array is not None else object_item(value)
+    item, _ = item_of(value, describe(value))
     return Call(
         Fingerprint("send", root=to), items.nothing(), mail=Send(to, _tag(tag), item.meta, item.payload)
     )

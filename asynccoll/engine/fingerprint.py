@@ -36,7 +36,7 @@ class Fingerprint(NamedTuple):
     algorithm: str | None = None
     structure: str | None = None
     loose_path: bool = False
-    """True where the path may be a wildcard (broadcast: only the root's value counts)."""
+    """True where the path may be a wildcard (broadcast, scatter: only the root's value counts)."""
 
     def fields(self) -> dict[str, Any]:
         """Field -> value as it travels in an ABORT (msgpack-able)."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeAlias, final
 
+from asynccoll.errors import ProtocolError
+
 __all__ = [
     "FoldBytes",
     "Program",
@@ -67,11 +69,14 @@ def send_message(peer: int, payload: bytes | memoryview) -> Generator[Transfer, 
         yield SendBytes(peer, payload)
 
 
-def recv_message(peer: int) -> Generator[Transfer, None, bytearray]:
-    """Receive what `send_message` sent."""
+def recv_message(peer: int, limit: int | None = None) -> Generator[Transfer, None, bytearray]:
+    """Receive what `send_message` sent. Raises `ProtocolError` if it is announced as longer than ``limit``."""
     head = bytearray(8)
     yield RecvBytes(peer, memoryview(head))
-    payload = bytearray(int.from_bytes(head, "little"))
+    length = int.from_bytes(head, "little")
+    if limit is not None and length > limit:
+        raise ProtocolError(f"rank {peer} announced a message of {length} bytes, at most {limit} are allowed")
+    payload = bytearray(length)
     if payload:
         yield RecvBytes(peer, memoryview(payload))
     return payload

@@ -56,6 +56,7 @@ class ReducingVerbs(Caller):
         )
 
     allreduce_async = allreduce
+    all_reduce = allreduce
 
     def allreduce_(
         self,

@@ -169,6 +169,17 @@ def test_a_subtree_is_a_block_of_ranks_and_the_largest_comes_first(size):
         assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_branch_is_a_rank_and_the_branches_of_its_children_the_nearest_first(size):
+    for root in {0, 1 % size, size // 2, size - 1}:
+        for rank in range(size):
+            _, children = tree.family(rank, size, root)
+            below = [tree.branch(child, size, root) for child in children]
+            below.sort(key=lambda branch: (branch[0] - root) % size)
+            assert tree.branch(rank, size, root) == [rank, *(one for branch in below for one in branch)]
+        assert sorted(tree.branch(root, size, root)) == list(range(size))
+
+
 def test_family_of_eight_is_as_drawn():
     assert [tree.family(rank, 8, 0) for rank in range(8)] == [
         (None, [4, 2, 1]),

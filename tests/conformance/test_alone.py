@@ -45,6 +45,8 @@ async def test_no_verb_opens_a_descriptor(world):
         assert open_files() == before
         works = [comm.allreduce(value, "max") for value in VALUES]
         works += [comm.broadcast(value) for value in VALUES] + [comm.allgather(value) for value in VALUES]
+        works += [comm.gather(value) for value in VALUES] + [comm.scatter([value]) for value in VALUES]
+        works += [comm.alltoall([value]) for value in VALUES]
         works += [comm.allreduce_(np.ones(3)), comm.allreduce_tree({"a": 1}), comm.barrier()]
         assert open_files() == before
         for work in works:
@@ -71,6 +73,7 @@ async def test_results_equal_the_value_and_are_not_it(world, number):
     async with world(1) as comms:
         (comm,) = comms
         results = [await comm.broadcast(value), *await comm.allgather(value)]
+        results += [await comm.scatter([value]), *await comm.gather(value), *await comm.alltoall([value])]
         results.append(await comm.allreduce(value, "max"))
         if not isinstance(value, memoryview):  # as an object it does not pickle
             results.append(await comm.allreduce(value, lambda a, b: 1 / 0))
@@ -110,5 +113,8 @@ async def test_in_place_out_and_trees_work(world):
         assert not np.shares_memory(found["a"], value)
         outs = [np.zeros(4)]
         assert (await comm.allgather(value, out=outs))[0] is outs[0]
+        assert (await comm.gather(value, out=outs))[0] is outs[0]
+        assert (await comm.alltoall([value], out=outs))[0] is outs[0]
+        assert await comm.scatter([value], out=out) is out
         assert await comm.broadcast(value, out=out) is out
         assert await comm.barrier() is None

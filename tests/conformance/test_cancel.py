@@ -31,6 +31,9 @@ VERBS = (
     "allreduce out",
     "broadcast out",
     "allgather out",
+    "gather out",
+    "scatter out",
+    "alltoall out",
     "allreduce_tree",
     "objects",
 )
@@ -43,10 +46,13 @@ class Case:
         self.verb, self.size, self.root = verb, size, root
         self.base = np.arange(nbytes // 4, dtype=np.float32) % 1000
         """Integers, so that sums are exact in any order."""
-        self.memory = [
-            [bytearray(self.base.nbytes) for _ in range(size if verb == "allgather out" else 1)]
-            for _ in range(size)
-        ]
+        self.memory = [[bytearray(self.base.nbytes) for _ in range(self.outs(rank))] for rank in range(size)]
+
+    def outs(self, rank):
+        """How many arrays ``rank`` lends."""
+        if self.verb == "gather out":
+            return self.size if rank == self.root else 0
+        return self.size if self.verb in ("allgather out", "alltoall out") else 1
 
     def arrays(self, rank):
         return [np.frombuffer(memory, np.float32) for memory in self.memory[rank]]
@@ -56,6 +62,13 @@ class Case:
         verb, _, algorithm = self.verb.partition(" ")
         own = self.base + comm.rank
         first = self.arrays(comm.rank)
+        if self.verb == "gather out":
+            return comm.gather(own, self.root, out=first or None)
+        if self.verb == "scatter out":
+            values = [self.base + rank for rank in range(self.size)] if comm.rank == self.root else None
+            return comm.scatter(values, self.root, out=first[0])
+        if self.verb == "alltoall out":
+            return comm.alltoall([own + 1000 * rank for rank in range(self.size)], out=first)
         if verb == "allreduce_":
             first[0][:] = own
             return comm.allreduce_(first[0], algorithm=algorithm or "auto")
@@ -69,13 +82,20 @@ class Case:
             return comm.allreduce_tree({"w": own, "n": comm.rank})
         return comm.allreduce([own.tobytes()])
 
-    def check(self, result):
+    def check(self, result, rank):
         total = self.base * self.size + self.size * (self.size - 1) / 2
         if self.verb == "broadcast out":
             np.testing.assert_array_equal(result, self.base + self.root)
-        elif self.verb == "allgather out":
-            for rank, part in enumerate(result):
-                np.testing.assert_array_equal(part, self.base + rank)
+        elif self.verb == "allgather out" or (self.verb == "gather out" and rank == self.root):
+            for origin, part in enumerate(result):
+                np.testing.assert_array_equal(part, self.base + origin)
+        elif self.verb == "gather out":
+            assert result is None
+        elif self.verb == "scatter out":
+            np.testing.assert_array_equal(result, self.base + rank)
+        elif self.verb == "alltoall out":
+            for origin, part in enumerate(result):
+                np.testing.assert_array_equal(part, self.base + origin + 1000 * rank)
         elif self.verb == "allreduce_tree":
             np.testing.assert_array_equal(result["w"], total)
             assert result["n"] == self.size * (self.size - 1) // 2
@@ -165,7 +185,7 @@ async def attempt(case, comms, rng, length, *, exclusive):
     free = True
     (awaiter or work).cancel()
     if complete:
-        case.check(work.result())
+        case.check(work.result(), origin)
     else:
         assert work.cancelled()
         free = case.take_back(origin)
@@ -181,7 +201,7 @@ async def attempt(case, comms, rng, length, *, exclusive):
             assert (result.origin, result.rank) == (origin, rank)
             free = case.take_back(rank) and free
         else:
-            case.check(result)
+            case.check(result, rank)
             del others[rank]  # it was complete before the cancel came: its memory holds the result
     del result, ends
 
@@ -238,12 +258,12 @@ async def test_nothing_refers_to_the_memory_once_an_operation_is_complete(world,
     try:
         async with world(2) as comms:
             size = len(comms)
-            for verb in ("allreduce_", "allreduce out", "broadcast out", "allgather out"):
+            for verb in ("allreduce_", *(verb for verb in VERBS if verb.endswith(" out"))):
                 # Of many ranks each has the results of all.
-                share = size // 2 if verb == "allgather out" else 1
+                share = size // 2 if verb in ("allgather out", "alltoall out") else 1
                 case = Case(verb, 4 * (count // share), size, root=0)
-                for result in await on_all(comms, case.start):
-                    case.check(result)
+                for rank, result in enumerate(await on_all(comms, case.start)):
+                    case.check(result, rank)
                 del result
                 await turns(2)  # the loop itself holds the future whose callback it is running
                 for rank in range(size):

@@ -43,6 +43,9 @@ FIELDS = {
     "object": ["verb", "name", "root"],
     "allgather": ["verb", "name", "dtype", "algorithm", "path"],
     "objects": ["verb", "name", "algorithm", "path"],
+    "gather": ["verb", "name", "root", "dtype", "path"],
+    "scatter": ["verb", "name", "root"],
+    "alltoall": ["verb", "name", "dtype", "path"],
     "fold": ["verb", "name", "path"],
     "barrier": ["verb", "name"],
 }
@@ -121,7 +124,14 @@ def draw(seed: int) -> Plan:
     steps = [_step(rng, size, 250 * max(1, piece)) for _ in range(rng.randint(1, 5))]
     at, rank = rng.randrange(len(steps)), rng.randrange(size)
     if bulk:  # the step in trouble moves large blocks straight into the ranks' memory
-        steps[at] = Step(rng.choice(["allreduce_", "out", "broadcast"]), 60_000, "f4", "sum", 0, "auto")
+        steps[at] = Step(
+            rng.choice(["allreduce_", "out", "broadcast", "gather", "scatter"]),
+            60_000,
+            "f4",
+            "sum",
+            0,
+            "auto",
+        )
     pace = rng.choice([0.0, 0.001, 0.05, 2.0])
     pauses = [[rng.choice([0.0, rng.random() * pace]) for _ in steps] for _ in range(size)]
     if rng.random() < 0.3:
@@ -220,10 +230,36 @@ def call_of(plan: Plan, at: int, rank: int) -> Call:
             return Call("allgather", [numbers(plan, at, rank, rank)], chosen)
         case "objects":
             return Call("allgather", [thing(plan, at, rank)], chosen)
+        case "gather" if rank == step.root and rank % 2:
+            memory, outs = _outs([numbers(plan, at, other, other) for other in range(plan.size)])
+            return Call("gather", [numbers(plan, at, rank, rank), step.root], {"out": outs}, memory)
+        case "gather":
+            return Call("gather", [numbers(plan, at, rank, rank), step.root], {})
+        case "scatter":
+            values = [numbers(plan, at, other, other) for other in range(plan.size)]
+            out = np.zeros_like(values[rank]) if rank % 2 else None
+            return Call("scatter", [values if rank == step.root else None, step.root], {"out": out}, out)
+        case "alltoall":
+            values = [_passed(plan, at, rank, other) for other in range(plan.size)]
+            if rank % 2:
+                return Call("alltoall", [values], {})
+            memory, outs = _outs([_passed(plan, at, other, rank) for other in range(plan.size)])
+            return Call("alltoall", [values], {"out": outs}, memory)
         case "fold":
             return Call("allreduce", [f"{rank}.", lambda a, b: a + b], {})
         case _:
             return Call("barrier", [], {})
+
+
+def _passed(plan: Plan, at: int, origin: int, target: int) -> Any:
+    """What one rank has for another: another length for each."""
+    return numbers(plan, at, origin * plan.size + target, target)
+
+
+def _outs(values: list[Any]) -> tuple[Any, list[Any]]:
+    """Memory for arrays like ``values``, in one piece, and its parts."""
+    memory = np.zeros(sum(map(len, values)), values[0].dtype)
+    return memory, np.split(memory, np.cumsum([len(value) for value in values])[:-1])
 
 
 def differ(plan: Plan, at: int, call: Call, detail: str) -> Call:
@@ -238,6 +274,8 @@ def differ(plan: Plan, at: int, call: Call, detail: str) -> Call:
             return Call(call.verb, args, {**call.options, "name": "another"})
         case "op":
             args[1] = "min" if step.op != "min" else "max"
+        case "dtype" if step.kind == "alltoall":
+            args[0] = [value.astype("i2") for value in args[0]]
         case "dtype" if step.op == "avg":
             args[0] = args[0].astype("f8" if step.dtype != "f8" else "f4")
         case "dtype":
@@ -246,11 +284,16 @@ def differ(plan: Plan, at: int, call: Call, detail: str) -> Call:
             args[0] = args[0].reshape(1, -1)
         case "structure":
             args[0] = {**args[0], "c": 1}
+        case "root" if step.kind in ("gather", "scatter"):
+            args[0] = [1] * plan.size if step.kind == "scatter" else args[0]
+            args[1] = (step.root + 1) % plan.size
         case "root":
             args[0] = numbers(plan, at, 0) if step.kind == "broadcast" else 1
             args[1] = (step.root + 1) % plan.size
         case "algorithm":
             options["algorithm"] = "ring" if step.algorithm != "ring" else "doubling"
+        case "path" if step.kind in ("gather", "alltoall"):
+            args[0] = ["text"] * plan.size
         case "path":
             args[0] = "text" if step.kind == "allgather" else np.ones(3, "f4")
             args[1:] = ["sum"] if step.kind == "fold" else []
@@ -269,8 +312,8 @@ def reduced(plan: Plan, at: int) -> Any:
     return {"max": np.maximum, "min": np.minimum, "bor": np.bitwise_or}[step.op].reduce(rows)
 
 
-def right(plan: Plan, at: int, result: Any) -> bool:
-    """``result`` is what the step gives on every rank."""
+def right(plan: Plan, at: int, rank: int, result: Any) -> bool:
+    """``result`` is what the step gives on ``rank``."""
     step, ranks = plan.steps[at], range(plan.size)
     match step.kind:
         case "barrier":
@@ -280,12 +323,26 @@ def right(plan: Plan, at: int, result: Any) -> bool:
         case "object":
             return bool(result == thing(plan, at, step.root))
         case "allgather":
-            expected = [numbers(plan, at, rank, rank) for rank in ranks]
+            expected = [numbers(plan, at, other, other) for other in ranks]
             return len(result) == plan.size and all(map(_same, result, expected))
+        case "gather" if rank != step.root:
+            return result is None
+        case "gather":
+            return all(
+                _same(found, numbers(plan, at, origin, origin))
+                for origin, found in zip(ranks, result, strict=True)
+            )
+        case "scatter":
+            return _same(result, numbers(plan, at, rank, rank))
+        case "alltoall":
+            return all(
+                _same(found, _passed(plan, at, origin, rank))
+                for origin, found in zip(ranks, result, strict=True)
+            )
         case "objects":
-            return bool(result == [thing(plan, at, rank) for rank in ranks])
+            return bool(result == [thing(plan, at, other) for other in ranks])
         case "fold":
-            return bool(result == "".join(f"{rank}." for rank in ranks))
+            return bool(result == "".join(f"{other}." for other in ranks))
         case "tree":
             total = sum(ranks)
             array, number = result["b"]
@@ -433,7 +490,7 @@ class World:
         for (rank, at), end in self.ends.items():
             where = f"rank {rank}, step {at}: {end!r}"
             if not isinstance(end, BaseException):
-                _require(right(plan, at, end), f"wrong result, {where}")
+                _require(right(plan, at, rank, end), f"wrong result, {where}")
                 _require(
                     at != trouble.step or trouble.kind not in ("mismatch", "refusal"), f"a result, {where}"
                 )

@@ -67,12 +67,15 @@ async def test_a_ring_of_256_ranks():
 
 SLICE = (
     "test_allgather.py::test_the_rows_of_one_array_can_be_out",
+    "test_alltoall.py::test_ranks_that_call_late_delay_nobodys_next_operation",
     "test_broadcast.py::test_every_root_of_a_large_world_reaches_every_rank",
     "test_cancel.py::test_every_rank_may_cancel_at_once",
     "test_close.py::test_what_is_pending_on_the_leaver_ends_too",
+    "test_gather.py::test_the_rows_of_one_array_can_be_out",
     "test_loss.py::test_survivors_hear_of_it_within_a_round_trip",
     "test_mismatch.py::test_three_opinions_are_all_reported",
     "test_objects_path.py::test_the_fold_is_strictly_from_the_left_in_rank_order",
+    "test_scatter.py::test_a_refusal_of_the_root_leaves_the_next_scatter_right",
     "test_timeout.py::test_a_late_call_of_another_kind_fails_as_well",
 )
 """Of the conformance suite, for each verb and each way to fail one."""

@@ -25,20 +25,29 @@ async def test_every_verb_on_arrays_and_objects(size):
             tree = await comm.allreduce_tree({"w": array, "n": comm.rank})
             first = await comm.broadcast(array if comm.rank == 0 else None)
             every = await comm.allgather(np.full(comm.rank, comm.rank))
+            at_root = await comm.gather(np.full(comm.rank, comm.rank))
+            mine = await comm.scatter([array[:n] for n in range(size)] if comm.rank == 0 else None)
+            theirs = await comm.alltoall([np.full(to, comm.rank) for to in range(size)])
             words = await comm.allreduce([comm.rank])
             await comm.allreduce_(array, "max")
             await comm.barrier()
-            return total, half, tree, first, every, words, array
+            return total, half, tree, first, every, at_root, mine, theirs, words, array
 
-        for results in await asyncio.gather(*map(rank_main, comms)):
-            total, half, tree, first, every, words, array = results
+        for rank, results in enumerate(await asyncio.gather(*map(rank_main, comms))):
+            total, half, tree, first, every, at_root, mine, theirs, words, array = results
             base = np.arange(1000, dtype=np.float32)
             assert np.array_equal(total, base * (size * (size + 1) / 2))
             assert np.array_equal(half, np.full(5, (size - 1) / 2, np.float16))
             assert np.array_equal(tree["w"], total)
             assert tree["n"] == size * (size - 1) // 2
             assert np.array_equal(first, base)
-            assert [part.shape for part in every] == [(rank,) for rank in range(size)]
+            assert [part.shape for part in every] == [(origin,) for origin in range(size)]
+            if rank == 0:
+                assert [part.tolist() for part in at_root] == [part.tolist() for part in every]
+            else:
+                assert at_root is None
+            assert np.array_equal(mine, base[:rank])
+            assert [part.tolist() for part in theirs] == [[origin] * rank for origin in range(size)]
             assert words == list(range(size))
             assert np.array_equal(array, base * size)
 

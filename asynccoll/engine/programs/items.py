@@ -1,4 +1,4 @@
-"""Programs that move whole values: broadcast, allgather, and the fold of Python objects. Know no frames and no links.
+"""Programs that move whole values: broadcast, gather and their kin, and the fold of Python objects. Know no frames or links.
 
 A value travels as an *item*: a few bytes of ``meta`` that describe it, and its payload. Sizes need not be known beforehand:
 descriptions go first, with small payloads beside them, and large payloads follow straight into their final memory.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from asynccoll.algorithms import dissemination, registry
+from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.steps import Send
-from asynccoll.algorithms.tree import family
+from asynccoll.algorithms.tree import branch, family
 from asynccoll.engine.aborts import FoldFailed
 from asynccoll.engine.transfers import (
     Program,
@@ -23,13 +23,29 @@ from asynccoll.engine.transfers import (
 )
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Codec", "Item", "allgather", "broadcast", "fold_objects", "nothing"]
+__all__ = [
+    "Codec",
+    "Item",
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "fold_objects",
+    "gather",
+    "nothing",
+    "scatter",
+]
 
 INLINE: Final = 4096
 """Payloads up to this many bytes travel beside their description."""
 _SEGMENT: Final = 1 << 18
 """Bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
 _HEAD: Final = struct.Struct("<IQ")
+_LONGEST: Final = _HEAD.size + 1024 + INLINE
+"""Bytes of one description and what is beside it. A ``meta`` is a few names and at most 64 lengths of 9 bytes."""
+
+
+_Described: TypeAlias = tuple[bytes, int, memoryview | None]
+"""meta, payload size, and the payload if it travelled beside them."""
 
 
 class Item(NamedTuple):
@@ -52,6 +68,11 @@ class Codec(Protocol):
         """The value from ``rank``, once its memory is filled."""
 
 
+def _whole(item: Item) -> bytes:
+    """The description of ``item``, with its payload beside it where that is small."""
+    return _encode(item.meta, len(item.payload), item.payload)
+
+
 def _encode(meta: bytes, nbytes: int, payload: memoryview | None) -> bytes:
     """A description, with the payload beside it where that is small."""
     head = _HEAD.pack(len(meta), nbytes) + meta
@@ -65,8 +86,8 @@ class _Reader:
         self._view = memoryview(message)
         self._pos = 0
 
-    def item(self) -> tuple[bytes, int, memoryview | None]:
-        """meta, payload size, and the payload if it travelled beside them."""
+    def item(self) -> _Described:
+        """The next one."""
         view, pos = self._view, self._pos
         if len(view) - pos < _HEAD.size:
             raise ProtocolError("a description is cut short")
@@ -83,6 +104,18 @@ class _Reader:
         self._pos = end
         return meta, nbytes, payload
 
+    def items(self, count: int) -> memoryview:
+        """The next ``count`` items as they came, to be passed on."""
+        start = self._pos
+        for _ in range(count):
+            self.item()
+        return self._view[start : self._pos]
+
+    def end(self) -> None:
+        """Nothing more may come. Raises `ProtocolError`."""
+        if self._pos < len(self._view):
+            raise ProtocolError(f"{len(self._view) - self._pos} bytes follow the last description")
+
 
 def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) -> Program:
     """Binomial tree from ``root``; ``item`` is the root's value there and None elsewhere.
@@ -93,7 +126,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
     parent, children = family(rank, size, root)
     if parent is None:
         assert item is not None
-        head = _encode(item.meta, len(item.payload), item.payload)
+        head = _whole(item)
         for child in children:
             yield from send_message(child, head)
         if len(item.payload) > INLINE:
@@ -126,10 +159,8 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
     ``choose(bytes of the largest)`` names: a pure function, so that all ranks choose alike.
     Bytes on the wire per rank: the sum of all other ranks' payloads.
     """
-    found: dict[int, tuple[bytes, int, memoryview | None]] = {
-        rank: (item.meta, len(item.payload), item.payload)
-    }
-    encoded = {rank: _encode(item.meta, len(item.payload), item.payload)}
+    found: dict[int, _Described] = {rank: (item.meta, len(item.payload), item.payload)}
+    encoded = {rank: _whole(item)}
     for step in dissemination.allgather(rank, size):
         blocks = range(step.lo, step.hi)
         if type(step) is Send:
@@ -158,6 +189,104 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
                 else:
                     yield RecvBytes(step.peer, memories[block])  # type: ignore[union-attr]
     return [codec.value(block) for block in range(size)]
+
+
+def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> Program:
+    """Everyone's items in rank order at ``root``, which alone has a ``codec``; None elsewhere.
+
+    Descriptions and small payloads go up a binomial tree, ceil(log2 size) steps; a large payload goes straight to the root,
+    which takes one after the other in rank order. Bytes on the wire per rank: its own payload, and the small ones below it.
+    """
+    parent, children = family(rank, size, root)
+    branches = {child: branch(child, size, root) for child in children}
+    if parent is not None:
+        parts: list[bytes | bytearray] = [_whole(item)]
+        for child in sorted(children, key=lambda one: (one - root) % size):  # the order of `branch`
+            parts.append((yield from recv_message(child, _LONGEST * len(branches[child]))))
+        yield from send_message(parent, b"".join(parts))
+        if len(item.payload) > INLINE:
+            yield SendBytes(root, item.payload)
+        return None
+
+    assert codec is not None
+    found: dict[int, _Described] = {}
+    for child in reversed(children):  # the small subtrees are complete first
+        reader = _Reader((yield from recv_message(child, _LONGEST * len(branches[child]))))
+        for member in branches[child]:
+            found[member] = reader.item()
+        reader.end()
+    codec.keep(item)
+    large = {member: _settle(codec, member, described) for member, described in sorted(found.items())}
+    for member, memory in large.items():
+        if memory is not None:
+            yield RecvBytes(member, memory)
+    return [codec.value(member) for member in range(size)]
+
+
+def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: int) -> Program:
+    """To each rank its own of ``items``, which are the root's, in rank order; None elsewhere.
+
+    Descriptions and small payloads go down a binomial tree, ceil(log2 size) steps; a large payload goes straight from the root.
+    Bytes on the wire: from the root all the others' payloads; from any other rank the small ones below it.
+    """
+    parent, children = family(rank, size, root)
+    if parent is None:
+        assert items is not None
+        for child in children:
+            ours = (items[member] for member in branch(child, size, root))
+            yield from send_message(child, b"".join(map(_whole, ours)))
+        for member in branch(root, size, root)[1:]:
+            if len(items[member].payload) > INLINE:
+                yield SendBytes(member, items[member].payload)
+        codec.keep(items[root])
+        return codec.value(root)
+
+    reader = _Reader((yield from recv_message(parent, _LONGEST * len(branch(rank, size, root)))))
+    described = reader.item()
+    below = {child: branch(child, size, root) for child in children}
+    for child in sorted(children, key=lambda one: (one - root) % size):  # the order of `branch`
+        yield from send_message(child, reader.items(len(below[child])))
+    reader.end()
+    memory = _settle(codec, root, described)
+    if memory is not None:
+        yield RecvBytes(root, memory)
+    return codec.value(root)
+
+
+def alltoall(items: list[Item], codec: Codec, rank: int, size: int) -> Program:
+    """Item i of ``items`` goes to rank i; the result is what the ranks had for this one, in rank order.
+
+    Every rank tells every other at once what it will get, with small payloads beside it: one step. Large payloads follow in
+    pairwise exchanges, size - 1 steps (size, where that is odd). Bytes on the wire per rank: its payloads for the others.
+    """
+    steps = tuple(pairwise.alltoall(rank, size))
+    for step in steps:
+        if type(step) is Send:
+            yield from send_message(step.peer, _whole(items[step.peer]))
+    codec.keep(items[rank])
+    for step in steps:
+        peer = step.peer  # type: ignore[union-attr]
+        if type(step) is Send:
+            if len(items[peer].payload) > INLINE:
+                yield SendBytes(peer, items[peer].payload)
+            continue
+        reader = _Reader((yield from recv_message(peer, _LONGEST)))
+        described = reader.item()
+        reader.end()
+        memory = _settle(codec, peer, described)
+        if memory is not None:
+            yield RecvBytes(peer, memory)
+    return [codec.value(peer) for peer in range(size)]
+
+
+def _settle(codec: Codec, rank: int, described: _Described) -> memoryview | None:
+    """Give the item from ``rank`` its memory. Returns it if the payload is still to come."""
+    meta, nbytes, payload = described
+    memory = codec.place(rank, meta, nbytes)
+    if payload is None:
+        return memory
+    memory[:] = payload
+    return None
 
 
 def fold_objects(

@@ -180,6 +180,220 @@ class TestAllgather:
         assert codec.told == [(0, b"meta 0", 0), (2, b"meta 2", 2)]
 
 
+class TestGather:
+    def run(self, payloads, root, shuffled=None):
+        size = len(payloads)
+        wires, codec = Wires(size), Keep()
+        sent = [item(rank, nbytes) for rank, nbytes in enumerate(payloads)]
+        for rank in range(size):
+            given = codec if rank == root else None
+            wires.start(rank, program=items.gather(sent[rank], given, rank, size, root))
+        if shuffled is None:
+            wires.settle()
+        else:
+            wires.shuffle(*shuffled)
+        wires.assert_idle()
+        for rank in range(size):
+            (result,) = wires.results(rank)
+            if rank != root:
+                assert result is None
+                continue
+            assert result[rank] is sent[rank]
+            for other in range(size):
+                if other != rank:
+                    assert result[other] == sent[other].payload
+        told = [(rank, one.meta, len(one.payload)) for rank, one in enumerate(sent) if rank != root]
+        assert codec.told == told
+        return wires
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13])
+    def test_values_of_all_sizes_come_to_every_root_in_rank_order(self, size):
+        rng = random.Random(size)
+        for root in range(size):
+            self.run([rng.choice(SIZES) for _ in range(size)], root)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_random_reads_and_writes_make_no_difference(self, seed):
+        rng = random.Random(seed)
+        self.run([rng.choice(SIZES) for _ in range(6)], seed, shuffled=(rng, 200_000))
+
+    def test_small_values_go_up_the_tree_one_message_for_each_branch(self):
+        wires = self.run([100] * 8, 0)
+        for rank in range(1, 8):
+            parent, _ = family(rank, 8, 0)
+            found = {f.payload for f in wires.sent(rank) if f.kind == wire.DATA}
+            assert len(found) == 1
+            assert found == {f.payload for f in wires.sent(rank, parent) if f.kind == wire.DATA}
+
+    def test_a_large_value_goes_straight_to_the_root_and_once(self):
+        wires = self.run([100_000] * 8, 0)
+        for rank in range(1, 8):
+            straight = sum(len(f.payload) for f in wires.sent(rank, 0) if f.kind == wire.DATA)
+            assert 100_000 <= straight < 100_500
+            others = [f for peer in range(1, 8) for f in wires.sent(rank, peer) if f.kind == wire.DATA]
+            assert sum(len(f.payload) for f in others) < 200
+
+    def test_the_roots_memory_receives_it_without_a_copy(self):
+        """What the root's program waits for is granted whole, and placed where the codec says."""
+        wires = Wires(2, [0])
+        codec = Keep()
+        wires.start(0, program=items.gather(item(0, 0), codec, 0, 2, 0))
+        message = items._encode(b"m", 300_000, None)
+        head = len(message).to_bytes(8, "little") + message
+        wires.feed(0, 1, frame(wire.DATA, 0, head, flags=1))
+        wires.feed(0, 1, frame(wire.DATA, 0, b"a" * 256 * KIB)[: 24 + 200_000])
+        assert codec.memory[1][:200_000] == b"a" * 200_000
+
+
+class TestScatter:
+    def run(self, payloads, root, shuffled=None):
+        size = len(payloads)
+        wires, codecs = Wires(size), [Keep() for _ in payloads]
+        sent = [item(rank, nbytes) for rank, nbytes in enumerate(payloads)]
+        for rank, codec in enumerate(codecs):
+            given = sent if rank == root else None
+            wires.start(rank, program=items.scatter(given, codec, rank, size, root))
+        if shuffled is None:
+            wires.settle()
+        else:
+            wires.shuffle(*shuffled)
+        wires.assert_idle()
+        for rank, codec in enumerate(codecs):
+            (result,) = wires.results(rank)
+            if rank == root:
+                assert result is sent[rank]
+            else:
+                assert result == sent[rank].payload
+                assert codec.told == [(root, sent[rank].meta, payloads[rank])]
+        return wires
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13])
+    def test_every_root_reaches_every_rank_with_values_of_all_sizes(self, size):
+        rng = random.Random(size)
+        for root in range(size):
+            self.run([rng.choice(SIZES) for _ in range(size)], root)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_random_reads_and_writes_make_no_difference(self, seed):
+        rng = random.Random(seed)
+        self.run([rng.choice(SIZES) for _ in range(6)], seed, shuffled=(rng, 200_000))
+
+    def test_small_values_go_down_the_tree_one_message_for_each_branch(self):
+        wires = self.run([100] * 8, 0)
+        for rank in range(8):
+            _, children = family(rank, 8, 0)
+            for peer in range(8):
+                frames = [f for f in wires.sent(rank, peer) if f.kind == wire.DATA]
+                assert len(frames) == (peer in children)
+
+    def test_a_large_value_goes_straight_from_the_root_and_once(self):
+        wires = self.run([100_000] * 8, 0)
+        for rank in range(1, 8):
+            straight = sum(len(f.payload) for f in wires.sent(0, rank) if f.kind == wire.DATA)
+            assert 100_000 <= straight < 100_500
+            assert sum(len(f.payload) for f in wires.sent(rank) if f.kind == wire.DATA) < 200
+
+
+class TestAlltoall:
+    def run(self, payloads, shuffled=None):
+        """``payloads[a][b]``: bytes from a to b."""
+        size = len(payloads)
+        wires, codecs = Wires(size), [Keep() for _ in payloads]
+        sent = [[item(100 * a + b, nbytes) for b, nbytes in enumerate(row)] for a, row in enumerate(payloads)]
+        for rank, codec in enumerate(codecs):
+            wires.start(rank, program=items.alltoall(sent[rank], codec, rank, size))
+        if shuffled is None:
+            wires.settle()
+        else:
+            wires.shuffle(*shuffled)
+        wires.assert_idle()
+        for rank, codec in enumerate(codecs):
+            (result,) = wires.results(rank)
+            assert result[rank] is sent[rank][rank]
+            for other in range(size):
+                if other != rank:
+                    assert result[other] == sent[other][rank].payload
+            told = [(a, sent[a][rank].meta, payloads[a][rank]) for a in range(size) if a != rank]
+            assert sorted(codec.told) == told
+        return wires
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8])
+    def test_values_of_all_sizes_come_in_rank_order(self, size):
+        rng = random.Random(size)
+        for _ in range(2):
+            self.run([[rng.choice(SIZES) for _ in range(size)] for _ in range(size)])
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_random_reads_and_writes_make_no_difference(self, seed):
+        rng = random.Random(seed)
+        self.run([[rng.choice(SIZES) for _ in range(5)] for _ in range(5)], shuffled=(rng, 200_000))
+
+    def test_small_values_all_leave_before_any_has_come(self):
+        wires = Wires(5, [2])
+        wires.start(2, program=items.alltoall([item(b, 1000) for b in range(5)], Keep(), 2, 5))
+        for peer in (0, 1, 3, 4):
+            assert [f.kind for f in wires.take(2, peer) if f.kind == wire.DATA] == [wire.DATA]
+
+    def test_a_large_value_waits_for_its_round(self):
+        wires = Wires(3, [0])
+        wires.start(0, program=items.alltoall([item(b, 60_000) for b in range(3)], Keep(), 0, 3))
+        first, second = (
+            sum(len(f.payload) for f in wires.take(0, peer) if f.kind == wire.DATA) for peer in (1, 2)
+        )
+        assert first >= 60_000
+        assert second < 100
+
+    def test_each_value_goes_once_and_straight(self):
+        wires = self.run([[100_000] * 4] * 4)
+        for a in range(4):
+            for b in range(4):
+                if a != b:
+                    sent = sum(len(f.payload) for f in wires.sent(a, b) if f.kind == wire.DATA)
+                    assert 100_000 <= sent < 100_100
+
+
+PROGRAMS = {
+    "gather": lambda codec: items.gather(item(0, 0), codec, 0, 2, 0),
+    "scatter": lambda codec: items.scatter(None, codec, 0, 2, 1),
+    "alltoall": lambda codec: items.alltoall([item(0, 0)] * 2, codec, 0, 2),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+class TestWhatAPeerMakesUp:
+    """One message from rank 1, and nothing else."""
+
+    def feed(self, program, message, length=None):
+        wires = Wires(2, [0])
+        op = wires.submit(0, operation(program=program(Keep())))
+        head = (len(message) if length is None else length).to_bytes(8, "little")
+        wires.feed(0, 1, frame(wire.DATA, 0, head + message, flags=1))
+        return wires, op
+
+    def refused(self, wires, op):
+        assert isinstance(op.error, ProtocolError)
+        assert wire.ABORT in [f.kind for f in wires.take(0, 1)]
+        assert not wires.engines[0].pending()
+
+    def test_a_description_that_is_cut_short_ends_the_operation(self, program):
+        whole = items._encode(b"meta", 3, memoryview(b"abc"))
+        for cut in (0, 3, 12, 14, len(whole) - 1):
+            self.refused(*self.feed(program, whole[:cut]))
+
+    def test_so_does_one_that_something_follows(self, program):
+        self.refused(*self.feed(program, items._encode(b"meta", 3, memoryview(b"abc")) + b"x"))
+
+    @pytest.mark.parametrize("length", [1 << 13, 1 << 40, (1 << 64) - 1])
+    def test_so_does_a_message_longer_than_any_can_be_without_memory_for_it(self, program, length):
+        self.refused(*self.feed(program, b"", length))
+
+    def test_the_longest_that_there_can_be_is_taken(self, program):
+        meta = bytes(1024)
+        _, op = self.feed(program, items._encode(meta, INLINE, memoryview(bytes(INLINE))))
+        assert op.error is None
+        assert op.program is None
+
+
 class TestDescriptions:
     def test_they_come_back_one_after_the_other(self):
         payload = memoryview(b"abc")
