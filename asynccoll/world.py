@@ -32,10 +32,14 @@ __all__ = [
     "barrier",
     "broadcast",
     "connect",
+    "exscan",
     "get_communicator",
     "init",
     "rank",
+    "reduce",
+    "reduce_scatter",
     "run",
+    "scan",
     "shutdown",
     "use",
     "world_size",
@@ -339,6 +343,10 @@ allreduce = on_default(Communicator.allreduce, get_communicator)
 allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
 allreduce_ = on_default(Communicator.allreduce_, get_communicator)
 allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
+reduce = on_default(Communicator.reduce, get_communicator)
+reduce_scatter = on_default(Communicator.reduce_scatter, get_communicator)
+scan = on_default(Communicator.scan, get_communicator)
+exscan = on_default(Communicator.exscan, get_communicator)
 broadcast = on_default(Communicator.broadcast, get_communicator)
 allgather = on_default(Communicator.allgather, get_communicator)
 barrier = on_default(Communicator.barrier, get_communicator)

@@ -4,8 +4,10 @@ Each function is pure: it may raise `TypeError` or `ValueError` for wrong argume
 """
 
 from asynccoll.calls.moving import allgather, barrier, broadcast
+from asynccoll.calls.one_way import reduce, reduce_scatter
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
+from asynccoll.calls.scanning import exscan, scan
 
 __all__ = [
     "Call",
@@ -16,4 +18,8 @@ __all__ = [
     "allreduce_tree",
     "barrier",
     "broadcast",
+    "exscan",
+    "reduce",
+    "reduce_scatter",
+    "scan",
 ]

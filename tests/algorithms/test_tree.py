@@ -49,6 +49,20 @@ def test_reduce_is_proved(size, counts):
                 prove(schedule, size, count, wanted=lambda rank, element: rank == root)  # noqa: B023
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_is_proved(size, counts, parts, owner):
+    for rows in counts(size):
+        bounds = parts(size, rows, 2)
+        has = owner(bounds)
+        for segment in segments(2 * rows):
+            prove(
+                lambda rank: tree.reduce_scatter(rank, size, bounds, segment),  # noqa: B023
+                size,
+                2 * rows,
+                wanted=lambda rank, element: has(element) == rank,  # noqa: B023
+            )
+
+
 @pytest.mark.parametrize("size", range(1, 20))
 def test_broadcast_and_reduce_are_proved_from_every_root(size):
     for root in range(size):
@@ -72,6 +86,19 @@ def test_reduce_gives_the_root_the_fold_in_rank_order(size, execute, operands, f
             schedules = [tree.reduce(rank, size, root, 7, 2) for rank in range(size)]
             outcome = execute(schedules, operands(size, 7), favourite=favourite)
             assert outcome.finals[root].tolist() == [folded(size)] * 7
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_reduce_scatter_gives_each_rank_its_part_of_the_fold_in_rank_order(
+    size, execute, operands, folded, parts
+):
+    for rows in (0, 1, 2 * size + 1):
+        bounds = parts(size, rows)
+        for favourite in range(size):
+            schedules = [tree.reduce_scatter(rank, size, bounds, 2) for rank in range(size)]
+            outcome = execute(schedules, operands(size, rows), favourite=favourite)
+            for rank, (lo, hi) in enumerate(bounds):
+                assert outcome.finals[rank][lo:hi].tolist() == [folded(size)] * (hi - lo)
 
 
 @pytest.mark.parametrize("size", SMALL)
@@ -111,6 +138,10 @@ def test_steps_and_bytes_are_as_documented(size, execute):
         reduce = run(tree.reduce, root, 2, 2)
         assert reduce.rounds <= depth + (root != 0)
         assert sum(reduce.sent) == 2 * (size - 1) + 2 * (root != 0)
+    bounds = [(0, 0)] * (size - 1) + [(0, 2)]
+    scattered = run(tree.reduce_scatter, bounds, 2)
+    assert scattered.rounds <= depth + 1
+    assert sum(scattered.sent) == 2 * (size - 1) + 2 * (size > 1)
 
 
 @pytest.mark.parametrize("size", SMALL)

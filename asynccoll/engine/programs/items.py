@@ -23,7 +23,7 @@ from asynccoll.engine.transfers import (
 )
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Codec", "Item", "allgather", "broadcast", "fold_objects", "nothing"]
+__all__ = ["Codec", "Item", "allgather", "broadcast", "fold_objects", "guarded", "nothing"]
 
 INLINE: Final = 4096
 """Payloads up to this many bytes travel beside their description."""
@@ -177,8 +177,8 @@ def fold_objects(
         total = loads(payload)
         for peer in range(1, size):
             value = loads((yield from recv_message(peer)))
-            total = _guarded(fold, total, value)
-        payload = dumps(_guarded(finish, total))
+            total = guarded(fold, total, value)
+        payload = dumps(guarded(finish, total))
     else:
         yield from send_message(0, payload)
     parent, children = family(rank, size, 0)
@@ -190,7 +190,7 @@ def fold_objects(
     return loads(answer)
 
 
-def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+def guarded(function: Callable[..., Any], *args: Any) -> Any:
     """Call a user's function; what it raises becomes `RemoteError` on every rank."""
     try:
         return function(*args)
