@@ -128,14 +128,44 @@ def _run(part: Part, slabs: Sequence[Slab], size: int) -> Iterator[Transfer]:
         return
     longest = max(slab.hi - slab.lo for slab in slabs)
     planes = [np.empty(longest, arithmetic.partial) for _ in slabs[:2]]
+    unread = _Acknowledgements()
     for number, (lo, hi, steps) in enumerate(slabs):
-        if number >= 2:
-            yield from await_readers(_readers(slabs[number - 2].steps))
+        for peer in unread.readers():
+            yield from unread.read(peer, number - 2)
         final, working = storage[lo:hi], planes[number % 2][: hi - lo]
         arithmetic.load(final, working)
-        yield from run_steps(steps, arithmetic, working, final, size)
+        for transfer in run_steps(steps, arithmetic, working, final, size):
+            if type(transfer) is not SendBytes:
+                yield from unread.read(transfer.peer, number - 1)
+            yield transfer
         if number + 2 < len(slabs):
             yield from acknowledge(_writers(steps))
+            unread.expect(_readers(steps), number)
+
+
+class _Acknowledgements:
+    """Those that readers have yet to send, or that have yet to be read.
+
+    A reader may send values as well, and both are one stream: it acknowledges a slab before its values of the next one.
+    """
+
+    def __init__(self) -> None:
+        self._slabs: dict[int, list[int]] = {}
+        """Reader -> numbers of the slabs, in order."""
+
+    def readers(self) -> list[int]:
+        return list(self._slabs)
+
+    def expect(self, readers: Iterable[int], slab: int) -> None:
+        for peer in readers:
+            self._slabs.setdefault(peer, []).append(slab)
+
+    def read(self, peer: int, last: int) -> Iterator[Transfer]:
+        """Take in what ``peer`` says of the slabs up to ``last``."""
+        slabs = self._slabs.get(peer, [])
+        while slabs and slabs[0] <= last:
+            del slabs[0]
+            yield from await_readers([peer])
 
 
 def _readers(steps: Iterable[Step]) -> list[int]:
