@@ -245,7 +245,7 @@ async def test_a_cancel_ends_it_everywhere(world, rank, verb):
             def start(comm, memory, algorithm=algorithm):
                 return getattr(comm, verb)(np.ones(LARGE), out=np.frombuffer(memory), algorithm=algorithm)
 
-            await cancelled(comms, start, rank)
+            await cancelled(comms, start, rank, lambda other: other < rank)
 
 
 @VERBS
