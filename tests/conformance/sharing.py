@@ -71,8 +71,11 @@ async def cancelled(comms, start, rank, through=lambda other: False):
         elif isinstance(error, BaseException) or not through(at):
             assert type(error) is CollectiveCancelled, (at, error)
             assert error.origin == rank
+    ended = [
+        memory for memory, error in zip(memories, results, strict=True) if isinstance(error, BaseException)
+    ]
     del works, results, error
-    for memory in memories:
+    for memory in ended:
         memory.append(0)  # refused while there is a view of it
     await in_step(comms)
 
