@@ -34,10 +34,12 @@ DEFAULT: Final[Table] = {
     # Not measured yet: where a snapshot slab of doubling ends.
     "allgather": ((None, 1 << 16, "doubling"), (None, None, "ring")),
     "broadcast": ((None, None, "tree"),),
-    # The tree takes fewer messages, the ring fewer bytes over the root's links. Limits as for an allreduce; not measured.
-    "reduce": ((4, 1 << 19, "tree"), (None, 1 << 17, "tree"), (None, None, "ring")),
-    "reduce_scatter": ((None, 1 << 14, "tree"), (None, None, "ring")),
-    # Doubling takes ceil(log2 W) hops but log2 W times the bytes; the chain W - 1 hops, pipelined. Not measured.
+    # Measured once, calls one after the other, W = 2, 3, 4, 8 processes on the same two cores while others worked there. In a reduce
+    # the tree was ahead up to 4 MiB (W = 8: 1 MiB), in a reduce_scatter up to 256 KiB; above, the bytes over rank 0's links tell.
+    "reduce": ((4, 1 << 22, "tree"), (None, 1 << 20, "tree"), (None, None, "ring")),
+    "reduce_scatter": ((None, 1 << 18, "tree"), (None, None, "ring")),
+    # Doubling takes ceil(log2 W) hops but log2 W times the bytes, the chain W - 1 hops: alike there up to 64 KiB, then the chain
+    # was ahead by up to 3.6 times. On links with a latency of their own the hops count for more.
     "scan": ((2, None, "chain"), (None, 1 << 14, "doubling"), (None, None, "chain")),
     "exscan": ((2, None, "chain"), (None, 1 << 14, "doubling"), (None, None, "chain")),
 }
