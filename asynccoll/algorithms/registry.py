@@ -34,8 +34,8 @@ DEFAULT: Final[Table] = {
     # Not measured yet: where a snapshot slab of doubling ends.
     "allgather": ((None, 1 << 16, "doubling"), (None, None, "ring")),
     "broadcast": ((None, None, "tree"),),
-    # Measured once, calls one after the other, W = 2, 3, 4, 8 processes on the same two cores while others worked there. In a reduce
-    # the tree was ahead up to 4 MiB (W = 8: 1 MiB), in a reduce_scatter up to 256 KiB; above, the bytes over rank 0's links tell.
+    # Measured once, calls one after the other, W = 2, 3, 4, 8 processes on two cores while others worked there. In a reduce the
+    # tree was ahead up to 4 MiB (W = 8: 1 MiB), in a reduce_scatter up to 256 KiB; above, the bytes over rank 0's links tell.
     "reduce": ((4, 1 << 22, "tree"), (None, 1 << 20, "tree"), (None, None, "ring")),
     "reduce_scatter": ((None, 1 << 18, "tree"), (None, None, "ring")),
     # Doubling takes ceil(log2 W) hops but log2 W times the bytes, the chain W - 1 hops: alike there up to 64 KiB, then the chain

@@ -163,7 +163,8 @@ class ReducingVerbs(Caller):
         Args:
             array: an array of one or more dimensions, dtype and shape equal on all ranks. It is not changed.
             op: a named op.
-            out: array of the same dtype and of the part's shape to put the part in; lent until the work is done.
+            out: array of the same dtype and of the part's shape to put the part in, apart from ``array`` in memory; lent until the
+                work is done.
             timeout, key, name: as in `allreduce`.
             algorithm: ``"auto"``, ``"ring"`` or ``"tree"``; the same on all ranks.
 

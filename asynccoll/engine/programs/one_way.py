@@ -197,15 +197,8 @@ def reduce_scatter(
 
     ``extent``: number of elements of each rank's part, in the order in which they lie in the storage.
     """
-    ends = list(accumulate(extent, initial=0))
-    if len(slabs) > 1:  # a slab holds a piece of each part
-        pieces = [
-            part.storage[lo + a : lo + b]
-            for index in range(len(slabs))
-            for lo, length in zip(ends, extent, strict=False)
-            for a, b in [chunk(index, len(slabs), length)]
-        ]
-        part = Part(np.concatenate(pieces), part.arithmetic, part.algorithm)
+    if len(slabs) > 1:
+        part = Part(_arranged(part.storage, len(slabs), extent), part.arithmetic, part.algorithm)
     yield from _run(part, slabs, size)
     at = 0
     for index, slab in enumerate(slabs):
@@ -214,3 +207,14 @@ def reduce_scatter(
         own[at : at + length] = part.storage[lo : lo + length]
         at += length
     return result()
+
+
+def _arranged(storage: Flat, slabs: int, extent: tuple[int, ...]) -> Flat:
+    """The same elements slab by slab: each holds a piece of each part."""
+    spans = list(pairwise(accumulate(extent, initial=0)))
+    pieces = []
+    for index in range(slabs):
+        for lo, hi in spans:
+            start, stop = chunk(index, slabs, hi - lo)
+            pieces.append(storage[lo + start : lo + stop])
+    return np.concatenate(pieces)
