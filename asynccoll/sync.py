@@ -48,6 +48,8 @@ __all__ = [
     "broadcast",
     "broadcast_async",
     "connect",
+    "exscan",
+    "exscan_async",
     "gather",
     "gather_async",
     "get_communicator",
@@ -59,6 +61,12 @@ __all__ = [
     "recv_async",
     "recv_message",
     "recv_message_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+    "scan",
+    "scan_async",
     "scatter",
     "scatter_async",
     "send",
@@ -202,6 +210,14 @@ class SyncCommunicator:
     allreduce__async = _future(Communicator.allreduce_)
     allreduce_tree = _blocking(Communicator.allreduce_tree)
     allreduce_tree_async = _future(Communicator.allreduce_tree)
+    reduce = _blocking(Communicator.reduce)
+    reduce_async = _future(Communicator.reduce)
+    reduce_scatter = _blocking(Communicator.reduce_scatter)
+    reduce_scatter_async = _future(Communicator.reduce_scatter)
+    scan = _blocking(Communicator.scan)
+    scan_async = _future(Communicator.scan)
+    exscan = _blocking(Communicator.exscan)
+    exscan_async = _future(Communicator.exscan)
     broadcast = _blocking(Communicator.broadcast)
     broadcast_async = _future(Communicator.broadcast)
     allgather = _blocking(Communicator.allgather)
@@ -365,6 +381,14 @@ allreduce_ = _on_default(SyncCommunicator.allreduce_)
 allreduce__async = _on_default(SyncCommunicator.allreduce__async)
 allreduce_tree = _on_default(SyncCommunicator.allreduce_tree)
 allreduce_tree_async = _on_default(SyncCommunicator.allreduce_tree_async)
+reduce = _on_default(SyncCommunicator.reduce)
+reduce_async = _on_default(SyncCommunicator.reduce_async)
+reduce_scatter = _on_default(SyncCommunicator.reduce_scatter)
+reduce_scatter_async = _on_default(SyncCommunicator.reduce_scatter_async)
+scan = _on_default(SyncCommunicator.scan)
+scan_async = _on_default(SyncCommunicator.scan_async)
+exscan = _on_default(SyncCommunicator.exscan)
+exscan_async = _on_default(SyncCommunicator.exscan_async)
 broadcast = _on_default(SyncCommunicator.broadcast)
 broadcast_async = _on_default(SyncCommunicator.broadcast_async)
 allgather = _on_default(SyncCommunicator.allgather)

@@ -36,6 +36,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "connect",
+    "exscan",
     "gather",
     "get_communicator",
     "init",
@@ -43,7 +44,10 @@ __all__ = [
     "rank",
     "recv",
     "recv_message",
+    "reduce",
+    "reduce_scatter",
     "run",
+    "scan",
     "scatter",
     "send",
     "shutdown",
@@ -363,6 +367,10 @@ allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
 all_reduce = allreduce
 allreduce_ = on_default(Communicator.allreduce_, get_communicator)
 allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
+reduce = on_default(Communicator.reduce, get_communicator)
+reduce_scatter = on_default(Communicator.reduce_scatter, get_communicator)
+scan = on_default(Communicator.scan, get_communicator)
+exscan = on_default(Communicator.exscan, get_communicator)
 broadcast = on_default(Communicator.broadcast, get_communicator)
 allgather = on_default(Communicator.allgather, get_communicator)
 all_gather = allgather

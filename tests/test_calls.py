@@ -10,7 +10,8 @@ import pytest
 
 from asynccoll import calls
 from asynccoll.algorithms import registry
-from asynccoll.calls import Place, reducing
+from asynccoll.calls import Place, reducing, scanning
+from asynccoll.calls import one_way as one_way_calls
 from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import digests
 from asynccoll.engine.programs import reductions
@@ -164,6 +165,41 @@ class TestWhatIsCompared:
         }
         assert fields(alltoall(AUTO, [1, "a", None, [2]])) == {"verb": "alltoall", "path": "object"}
 
+    @pytest.mark.parametrize("verb", ["reduce", "reduce_scatter", "scan", "exscan"])
+    def test_other_reductions_of_an_array_by_dtype_and_shape_and_the_root(self, verb):
+        make = getattr(calls, verb)
+        root = {"root": 2} if verb == "reduce" else {}
+        for rank in range(4):
+            place = replace(AUTO, rank=rank)
+            value = np.zeros((2, 3), ">f4")
+            call = make(place, value, "max", *root.values(), None, "auto", "g")
+            assert fields(call) == {
+                "verb": verb,
+                "path": "array",
+                "op": "max",
+                "dtype": "float32",
+                "shape": (2, 3),
+                "name": "g",
+                "algorithm": "auto",
+                **root,
+            }
+
+    @pytest.mark.parametrize("verb", ["reduce", "scan", "exscan"])
+    def test_and_of_an_object(self, verb):
+        root = {"root": 2} if verb == "reduce" else {}
+        for op, name in (("sum", "sum"), (max, "callable")):
+            call = getattr(calls, verb)(AUTO, [1], op, *root.values(), None, "auto", None)
+            assert fields(call) == {"verb": verb, "path": "object", "op": name, "algorithm": "auto", **root}
+
+    def test_out_makes_no_difference(self):
+        value = np.zeros(8)
+        for make, out in (
+            (lambda out: calls.reduce(AUTO, value, "sum", 1, out, "auto", None), np.zeros(8)),
+            (lambda out: calls.reduce_scatter(AUTO, value, "sum", out, "auto", None), np.zeros(2)),
+            (lambda out: calls.scan(AUTO, value, "sum", out, "auto", None), np.zeros(8)),
+        ):
+            assert make(out).fingerprint == make(None).fingerprint
+
     def test_barrier_by_its_name(self):
         assert fields(calls.barrier(AUTO, "b")) == {"verb": "barrier", "name": "b"}
 
@@ -242,6 +278,43 @@ class TestAlgorithm:
         with pytest.raises(ValueError, match="use one of auto, ring, doubling"):
             calls.allgather(AUTO, np.zeros(3), None, "tree", None)
 
+    @pytest.mark.parametrize(
+        ("verb", "names"),
+        [
+            ("reduce", ("ring", "tree")),
+            ("reduce_scatter", ("ring", "tree")),
+            ("scan", ("chain", "doubling")),
+            ("exscan", ("chain", "doubling")),
+        ],
+    )
+    def test_other_reductions_follow_the_table_the_call_and_the_environment(self, monkeypatch, verb, names):
+        seen = []
+
+        class Watched(reductions.Part):
+            __slots__ = ()
+
+            def __init__(self, storage, arithmetic, algorithm):
+                seen.append(algorithm)
+                super().__init__(storage, arithmetic, algorithm)
+
+        for module in (one_way_calls, scanning):
+            monkeypatch.setattr(module, "Part", Watched)
+        table = {verb: [[None, 100, names[0]], [None, None, names[1]]]}
+
+        def call(place, count, algorithm="auto"):
+            root = (0,) if verb == "reduce" else ()
+            getattr(calls, verb)(place, np.zeros(count, "u1"), "sum", *root, None, algorithm, None)
+
+        for count in (100, 101):
+            call(replace(AUTO, table=table), count)
+        for name in names:
+            call(replace(AUTO, algorithm=name), 10)
+            call(AUTO, 10, name)
+        call(replace(AUTO, algorithm="no such", table=table), 10)
+        assert seen == [*names, names[0], names[0], names[1], names[1], names[0]]
+        with pytest.raises(ValueError, match=f"use one of auto, {names[0]}, {names[1]}"):
+            call(AUTO, 10, "halving")
+
     @pytest.mark.parametrize(("wish", "expected"), [("auto", "doubling"), ("ring", "ring")])
     def test_allgather_chooses_when_it_knows_the_largest(self, wish, expected):
         place = replace(AUTO, table={"allgather": [[None, 100, "doubling"], [None, None, "ring"]]})
@@ -260,6 +333,17 @@ class TestExpected:
     def test_in_a_tree_several_ranks_send(self):
         place = replace(AUTO, rank=0)
         assert allreduce(place, np.zeros(1 << 20), algorithm="tree").expected is None
+
+    def test_other_rings_and_the_chain_are_announced_too(self):
+        small, large = np.zeros(64 * KIB, "u1"), np.zeros(64 * KIB + 4, "u1")
+        part = large.nbytes // 4
+        for make, expected in (
+            (lambda value: calls.reduce(AUTO, value, "sum", 0, None, "ring", None), {0: 3 * part}),
+            (lambda value: calls.reduce_scatter(AUTO, value, "sum", None, "ring", None), {0: 3 * part}),
+            (lambda value: calls.scan(AUTO, value, "sum", None, "chain", None), {0: large.nbytes}),
+        ):
+            assert make(small).expected is None
+            assert make(large).expected == expected
 
     def test_the_parts_of_a_tree_of_values_count_together(self):
         tree = [np.zeros(40 * KIB, "u1"), np.zeros(40 * KIB, "i1")]
@@ -287,6 +371,39 @@ class TestMemory:
         assert out.tolist() == [0, 1, 2, 3]
         assert np.shares_memory(np.frombuffer(next(program).data, "u1"), out)
 
+    def test_the_content_at_the_call_counts_in_other_reductions_too(self):
+        place = replace(AUTO, rank=0)
+        for make in (
+            lambda value: calls.reduce(place, value, "sum", 1, None, "ring", None),
+            lambda value: calls.reduce_scatter(place, value, "sum", None, "ring", None),
+            lambda value: calls.scan(place, value, "sum", None, "chain", None),
+            lambda value: calls.exscan(place, value, "sum", None, "doubling", None),
+        ):
+            value = np.full(4, 5.0)
+            program = make(value).program
+            value[:] = -1
+            assert set(np.frombuffer(next(program).data).tolist()) == {5.0}
+            program.close()
+            assert value.tolist() == [-1] * 4
+
+    def test_out_of_a_reduce_is_looked_at_by_the_root_only(self):
+        value, out = np.arange(4.0), np.full(4, 9.0)
+        calls.reduce(AUTO, value, "sum", 0, "anything", "auto", None)
+        calls.reduce(AUTO, value, "sum", 0, out, "auto", None)
+        assert out.tolist() == [9] * 4
+        calls.reduce(AUTO, value, "sum", 1, out, "auto", None)
+        assert out.tolist() == [0, 1, 2, 3]
+        with pytest.raises(TypeError, match="out= must be"):
+            calls.reduce(AUTO, value, "sum", 1, "anything", "auto", None)
+
+    def test_rank_0_of_an_exscan_checks_out_and_leaves_it(self):
+        place, out = replace(AUTO, rank=0), np.full(4, 9.0)
+        calls.exscan(place, np.arange(4.0), "sum", out, "auto", None)
+        assert out.tolist() == [9] * 4
+        for wrong in (np.zeros(3), np.broadcast_to(0.0, (4,)), np.zeros(4, "f4")):
+            with pytest.raises((TypeError, ValueError)):
+                calls.exscan(place, np.arange(4.0), "sum", wrong, "auto", None)
+
     @pytest.mark.parametrize(
         "call",
         [
@@ -302,10 +419,17 @@ class TestMemory:
             lambda value, out: scatter(AUTO, [value[:2]] * 4, 1, out=out),
             lambda value, out: scatter(AUTO, [value] * 3, 1, out=out),
             lambda value, out: alltoall(AUTO, [value] * 4, out=[out] * 4),
+            lambda value, out: calls.reduce(AUTO, value, "sum", 1, out, "doubling", None),
+            lambda value, out: calls.reduce(AUTO, value[:2], "sum", 1, out, "auto", None),
+            lambda value, out: calls.reduce(AUTO, value, "sum", 4, out, "auto", None),
+            lambda value, out: calls.reduce_scatter(AUTO, value, "sum", out, "auto", None),
+            lambda value, out: calls.scan(AUTO, value[:2], "sum", out, "auto", None),
+            lambda value, out: calls.scan(AUTO, value.astype("?"), "avg", out, "auto", None),
         ],
         ids=[
             *("op", "algorithm", "dtype", "shape", "avg", "broadcast", "allgather"),
             *("gather", "gather elsewhere", "scatter", "scatter of three", "alltoall"),
+            *("reduce algorithm", "reduce shape", "reduce root", "reduce_scatter", "scan shape", "scan avg"),
         ],
     )
     def test_a_refused_call_has_touched_nothing(self, call):

@@ -16,7 +16,7 @@ from asynccoll.sync import SyncCommunicator
 
 ROOT = Path(asynccoll.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-NO_SCHEDULES = {"__init__.py", "check.py", "registry.py", "steps.py"}
+NO_SCHEDULES = {"__init__.py", "binomial.py", "check.py", "registry.py", "steps.py"}
 """Files of ``algorithms/`` that hold no algorithm."""
 
 VERBS = sorted(

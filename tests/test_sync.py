@@ -138,6 +138,29 @@ class TestVerbs:
         for future in [comm.barrier_async() for comm in pair]:
             assert future.result(TIMEOUT) is None
 
+    def test_the_other_reductions_block_and_have_async_forms_too(self, pair):
+        def rank(comm):
+            array = np.arange(3) + comm.rank
+            return [
+                comm.reduce(array, root=1),
+                comm.reduce_scatter(array),
+                comm.scan(array, "max"),
+                comm.exscan(array),
+                *(future.result(TIMEOUT) for future in (comm.reduce_async("ab"), comm.scan_async("ab"))),
+                *(
+                    future.result(TIMEOUT)
+                    for future in (comm.reduce_scatter_async(array), comm.exscan_async([comm.rank]))
+                ),
+            ]
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            ends = [future.result(TIMEOUT) for future in [pool.submit(rank, comm) for comm in pair]]
+        shown = [[one.tolist() if isinstance(one, np.ndarray) else one for one in end] for end in ends]
+        assert shown == [
+            [None, [1, 3], [0, 1, 2], None, "abab", "ab", [1, 3], None],
+            [[1, 3, 5], [5], [1, 2, 3], [0, 1, 2], None, "abab", [5], [0]],
+        ]
+
     def test_the_value_at_the_call_counts(self, pair):
         array = np.ones(100_000)
         first = pair[0].allreduce_async(array)

@@ -1,4 +1,4 @@
-"""Binomial trees: allreduce, broadcast, reduce. Knows ranks, segments and one tree, not dtypes, ops or links.
+"""Binomial trees: allreduce, broadcast, reduce, reduce-scatter. Knows ranks, segments and one tree, not dtypes, ops or links.
 
 ::
 
@@ -11,8 +11,8 @@
                   7
 
 Reductions always use the tree of rank 0, since only there blocks are contiguous in rank order; `reduce` to
-another root costs one hop more. Broadcast rotates the ranks so that the root becomes 0. Each element is
-computed once, at one rank.
+another root costs one hop more, and so does handing out the parts of a `reduce_scatter`. Broadcast rotates the
+ranks so that the root becomes 0. Each element is computed once, at one rank.
 
 Large arrays go through in segments. Rank 0 sends a segment down as soon as it is complete. Every other rank
 takes segment s off the way down only after it has put segment s + `_lag` on the way up, so both ways are
@@ -23,8 +23,8 @@ Communication steps for one segment: allreduce 2 ceil(log2 size), broadcast ceil
 ceil(log2 size) and one more where the root is not 0. Each further segment adds the time of one segment at
 the busiest rank.
 
-Bytes on the wire: allreduce 2 n (size - 1) in total; broadcast and reduce n (size - 1), reduce n more where
-the root is not 0. The root's own links carry up to n ceil(log2 size) each way.
+Bytes on the wire: allreduce 2 n (size - 1) in total; broadcast and reduce n (size - 1), reduce n more where the
+root is not 0, reduce_scatter n more. The root's own links carry up to n ceil(log2 size) each way.
 
 R. Thakur, R. Rabenseifner, W. Gropp: Optimization of collective communication operations in MPICH.
 International Journal of High Performance Computing Applications 19 (1), 2005. doi:10.1177/1094342005051521
@@ -32,30 +32,12 @@ International Journal of High Performance Computing Applications 19 (1), 2005. d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from asynccoll.algorithms.binomial import family
 from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send
 
-__all__ = ["allreduce", "branch", "broadcast", "family", "reduce"]
-
-
-def family(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
-    """Parent of ``rank`` (None at the root) and its children in sending order: largest subtree first."""
-    place = (rank - root) % size
-    reach = place & -place or 1 << (size - 1).bit_length()
-    parent = (place - reach + root) % size if place else None
-    children = []
-    while (reach := reach >> 1) > 0:
-        if place + reach < size:
-            children.append((min(reach, size - place - reach), (place + reach + root) % size))
-    # Only the highest subtree can be cut short by the size, so this moves one child at most.
-    children.sort(key=lambda child: child[0], reverse=True)
-    return parent, [child for _, child in children]
-
-
-def branch(rank: int, size: int, root: int) -> list[int]:
-    """The ranks of the subtree of ``rank`` in the tree of `family`: itself, then its children's, the nearest child first."""
-    place = (rank - root) % size
-    reach = place & -place or size
-    return [(one + root) % size for one in range(place, min(place + reach, size))]
+__all__ = ["allreduce", "broadcast", "reduce", "reduce_scatter"]
 
 
 def allreduce(rank: int, size: int, count: int, segment: int) -> Schedule:
@@ -89,6 +71,15 @@ def reduce(rank: int, size: int, root: int, count: int, segment: int) -> Schedul
         if waits and turn >= lag:
             lo, hi = spans[turn - lag]
             yield Recv(0, lo, hi)
+
+
+def reduce_scatter(rank: int, size: int, parts: Sequence[tuple[int, int]], segment: int) -> Schedule:
+    """Steps of ``rank``: up to rank 0, `Finish` there, and every rank r gets its ``parts[r]`` from there."""
+    for span in _spans(parts[-1][1], segment):
+        yield from _up(rank, size, *span)
+    for peer, (lo, hi) in enumerate(parts):
+        if peer and lo < hi and rank in (0, peer):
+            yield Recv(0, lo, hi) if rank else Send(peer, lo, hi, final=True)
 
 
 def _spans(count: int, segment: int) -> list[tuple[int, int]]:

@@ -6,8 +6,10 @@ Each function is pure: it may raise `TypeError` or `ValueError` for wrong argume
 from asynccoll.calls.exchanging import alltoall, gather, scatter
 from asynccoll.calls.messages import Message, receive, send
 from asynccoll.calls.moving import allgather, barrier, broadcast
+from asynccoll.calls.one_way import reduce, reduce_scatter
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
+from asynccoll.calls.scanning import exscan, scan
 
 __all__ = [
     "Call",
@@ -20,8 +22,12 @@ __all__ = [
     "alltoall",
     "barrier",
     "broadcast",
+    "exscan",
     "gather",
     "receive",
+    "reduce",
+    "reduce_scatter",
+    "scan",
     "scatter",
     "send",
 ]

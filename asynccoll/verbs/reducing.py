@@ -107,3 +107,136 @@ class ReducingVerbs(Caller):
             key,
             name,
         )
+
+    def reduce(
+        self,
+        value: Any,
+        op: Any = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Combine every rank's ``value`` with ``op``; ``root`` gets the whole result, the other ranks None.
+
+        Args:
+            value, op: as in `allreduce`, dtype and shape equal on all ranks. A function as ``op`` runs at rank 0 only, whichever
+                rank is the root, as a strict left fold in rank order.
+            root: the rank that gets the result; the same on all ranks.
+            out: at the root an array of the same dtype and shape to put the result in, lent until the work is done; elsewhere
+                it is ignored.
+            timeout, key, name: as in `allreduce`.
+            algorithm: ``"auto"``, ``"ring"`` or ``"tree"``; the same on all ranks.
+
+        Returns:
+            A `Work` whose result is at the root a new value of the root's own type (or ``out``), elsewhere None. Another rank may
+            have its None while the root still receives.
+
+        Raises (from the work): as `allreduce`; CollectiveMismatch where roots differ, too.
+        """
+        return self._call(
+            "reduce",
+            lambda: calls.reduce(self._place, value, op, root, out, algorithm, name),
+            timeout,
+            key,
+            name,
+        )
+
+    def reduce_scatter(
+        self,
+        array: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Combine every rank's ``array`` with ``op``; rank r gets the r-th part of the result.
+
+        The parts are those of ``numpy.array_split(result, world_size)``: along axis 0, the first ``len(array) % world_size``
+        of them one row longer. A part may be empty.
+
+        Args:
+            array: an array of one or more dimensions, dtype and shape equal on all ranks. It is not changed.
+            op: a named op.
+            out: array of the same dtype and of the part's shape to put the part in, apart from ``array`` in memory; lent until the
+                work is done.
+            timeout, key, name: as in `allreduce`.
+            algorithm: ``"auto"``, ``"ring"`` or ``"tree"``; the same on all ranks.
+
+        Returns:
+            A `Work` whose result is a new array of the caller's own type (or ``out``).
+
+        Raises (from the work, besides those of `allreduce`):
+            TypeError: a Python object, or a function as ``op``: use `allreduce` and take a part of the result.
+            ValueError: a 0-d array, which has no rows.
+        """
+        return self._call(
+            "reduce_scatter",
+            lambda: calls.reduce_scatter(self._place, array, op, out, algorithm, name),
+            timeout,
+            key,
+            name,
+        )
+
+    def scan(
+        self,
+        value: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Combine the values of ranks 0 to this one with ``op``, in rank order (an inclusive prefix reduction).
+
+        Args:
+            value, op: as in `allreduce`, dtype and shape equal on all ranks. ``"avg"`` divides by the number of ranks combined,
+                here ``rank + 1``. A function as ``op`` runs at rank 0 only, as a strict left fold in rank order.
+            out: array of the same dtype and shape to put the result in; lent until the work is done.
+            timeout, key, name: as in `allreduce`.
+            algorithm: ``"auto"``, ``"chain"`` or ``"doubling"``; the same on all ranks.
+
+        Returns:
+            A `Work` whose result is a new value of the caller's own type (or ``out``). A rank may have its result while the ranks
+            after it do not; after a failure some ranks of an array's scan may have theirs.
+
+        Raises (from the work): as `allreduce`.
+        """
+        return self._call(
+            "scan",
+            lambda: calls.scan(self._place, value, op, out, algorithm, name),
+            timeout,
+            key,
+            name,
+        )
+
+    def exscan(
+        self,
+        value: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Work[Any]:
+        """Combine the values of the ranks before this one with ``op``, in rank order; None on rank 0.
+
+        Arguments, results and errors are those of `scan`; ``"avg"`` divides by ``rank``. On rank 0 ``out`` is left as it is.
+        """
+        return self._call(
+            "exscan",
+            lambda: calls.exscan(self._place, value, op, out, algorithm, name),
+            timeout,
+            key,
+            name,
+        )

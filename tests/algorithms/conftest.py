@@ -4,6 +4,7 @@ It shares nothing with `asynccoll.algorithms.check`, so that each can find what 
 """
 
 from collections import Counter, defaultdict, deque
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -107,3 +108,30 @@ def counts():
         return everything if size <= 16 else everything[size % 3 :: 3]
 
     return choose
+
+
+def _split(lengths):
+    """Bounds of parts that lie one after the other."""
+    ends = list(accumulate(lengths, initial=0))
+    return list(pairwise(ends))
+
+
+@pytest.fixture
+def parts():
+    """Bounds of what each rank gets of ``count`` rows of ``inner`` elements, as `numpy.array_split` has it."""
+
+    def make(size, rows, inner=1):
+        return _split([len(part) * inner for part in np.array_split(np.arange(rows), size)])
+
+    return make
+
+
+@pytest.fixture
+def owner():
+    """Element -> rank whose part it is in, for bounds as `parts` makes them."""
+
+    def of(bounds):
+        ranks = [rank for rank, (lo, hi) in enumerate(bounds) for _ in range(hi - lo)]
+        return ranks.__getitem__
+
+    return of

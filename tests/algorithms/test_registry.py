@@ -13,7 +13,9 @@ def test_names_are_those_of_the_product():
     assert registry.names("allreduce") == ("ring", "tree", "doubling")
     assert registry.names("allgather") == ("ring", "doubling")
     assert registry.names("broadcast") == ("tree",)
-    assert registry.names("reduce") == ("tree",)
+    assert registry.names("reduce") == ("ring", "tree")
+    assert registry.names("reduce_scatter") == ("ring", "tree")
+    assert registry.names("scan") == registry.names("exscan") == ("chain", "doubling")
 
 
 def test_a_verb_without_schedules_has_no_names():
@@ -27,13 +29,24 @@ def test_schedule_gives_the_algorithms_own_function():
     assert registry.schedule("allgather", "ring") is ring.allgather
     assert registry.schedule("allgather", "doubling") is dissemination.allgather
     assert registry.schedule("broadcast", "tree") is tree.broadcast
+    assert registry.schedule("reduce", "ring") is ring.reduce
     assert registry.schedule("reduce", "tree") is tree.reduce
+    assert registry.schedule("reduce_scatter", "ring") is ring.reduce_scatter
+    assert registry.schedule("reduce_scatter", "tree") is tree.reduce_scatter
 
 
 def test_every_schedule_begins_with_rank_and_size():
-    for verb in registry.DEFAULT:
+    for verb in set(registry.DEFAULT) - {"scan", "exscan"}:
         for name in registry.names(verb):
             assert list(inspect.signature(registry.schedule(verb, name)).parameters)[:2] == ["rank", "size"]
+
+
+@pytest.mark.parametrize("verb", ["scan", "exscan"])
+def test_scans_are_chosen_but_have_no_schedules(verb):
+    for name in registry.names(verb):
+        assert registry.choose(verb, 4, 100, 5, table={verb: [[None, None, name]]}) == name
+        with pytest.raises(ValueError, match=f"does not exist for {verb}"):
+            registry.schedule(verb, name)
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
@@ -63,7 +76,17 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones():
         ("allgather", 64 * KIB + 1, 4, "ring"),
         ("broadcast", 8, 4, "tree"),
         ("broadcast", 1 << 30, 4, "tree"),
-        ("reduce", 1 << 30, 4, "tree"),
+        ("reduce", 4096 * KIB, 4, "tree"),
+        ("reduce", 4096 * KIB + 1, 4, "ring"),
+        ("reduce", 1024 * KIB, 5, "tree"),
+        ("reduce", 1024 * KIB + 1, 5, "ring"),
+        ("reduce_scatter", 256 * KIB, 4, "tree"),
+        ("reduce_scatter", 256 * KIB + 1, 4, "ring"),
+        ("scan", 16 * KIB, 2, "chain"),
+        ("scan", 16 * KIB, 3, "doubling"),
+        ("scan", 16 * KIB + 1, 3, "chain"),
+        ("exscan", 16 * KIB, 3, "doubling"),
+        ("exscan", 16 * KIB + 1, 3, "chain"),
     ],
 )
 def test_auto_follows_the_thresholds(verb, nbytes, size, expected):

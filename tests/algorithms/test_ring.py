@@ -42,6 +42,49 @@ def test_allreduce_in_segments_that_do_not_divide_a_chunk_is_proved(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_is_proved(size, counts, parts, owner):
+    for rows in counts(size):
+        for inner in (1, 3) if size <= 16 else (1,):
+            bounds = parts(size, rows, inner)
+            has = owner(bounds)
+            for segment in {1, 2, max(1, rows * inner)} if size <= 16 else {max(1, rows)}:
+                prove(
+                    lambda rank: ring.reduce_scatter(rank, size, bounds, segment),  # noqa: B023
+                    size,
+                    rows * inner,
+                    first=lambda element: (has(element) + 1) % size,  # noqa: B023
+                    wanted=lambda rank, element: has(element) == rank,  # noqa: B023
+                )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_is_proved(size, counts):
+    for count in counts(size):
+        for root in sorted({0, size // 3, size - 1}):
+            for segment in {1, 2, max(1, count)} if size <= 16 else {max(1, count)}:
+                prove(
+                    lambda rank: ring.reduce(rank, size, root, count, segment),  # noqa: B023
+                    size,
+                    count,
+                    first=first_operand(size, count),
+                    wanted=lambda rank, element: rank == root,  # noqa: B023
+                )
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_reduce_is_proved_to_every_root(size):
+    count = 2 * size + 1
+    for root in range(size):
+        prove(
+            lambda rank: ring.reduce(rank, size, root, count, 2),  # noqa: B023
+            size,
+            count,
+            first=first_operand(size, count),
+            wanted=lambda rank, element: rank == root,  # noqa: B023
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_allgather_is_proved(size):
     prove(lambda rank: ring.allgather(rank, size), size, size, origin=lambda block: block)
 
@@ -68,6 +111,30 @@ def test_allreduce_sums_numbers(size, execute):
 
 
 @pytest.mark.parametrize("size", SMALL)
+def test_reduce_scatter_leaves_each_rank_its_part_whoever_runs_ahead(size, execute, operands, folded, parts):
+    for rows in (0, 1, size, 2 * size + 1):
+        bounds = parts(size, rows, 2)
+        for favourite in range(size):
+            schedules = [ring.reduce_scatter(rank, size, bounds, 1 + favourite % 3) for rank in range(size)]
+            outcome = execute(schedules, operands(size, 2 * rows), favourite=favourite)
+            for rank, (lo, hi) in enumerate(bounds):
+                expected = [folded(size, (rank + 1) % size)] * (hi - lo)
+                assert outcome.finals[rank][lo:hi].tolist() == expected
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_reduce_gives_the_root_every_chunk_whoever_runs_ahead(size, execute, operands, folded):
+    count = 2 * size + 1
+    first = first_operand(size, count)
+    expected = [folded(size, first(element)) for element in range(count)]
+    for root in range(size):
+        for favourite in (root, 0, size - 1):
+            schedules = [ring.reduce(rank, size, root, count, 2) for rank in range(size)]
+            outcome = execute(schedules, operands(size, count), favourite=favourite)
+            assert outcome.finals[root].tolist() == expected
+
+
+@pytest.mark.parametrize("size", SMALL)
 def test_allgather_puts_every_block_everywhere(size, execute):
     planes = [np.where(np.arange(size) == rank, rank, -1) for rank in range(size)]
     outcome = execute(
@@ -85,6 +152,19 @@ def test_steps_and_bytes_are_as_documented(size, execute, operands):
     outcome = execute(schedules, operands(size, count))
     assert outcome.rounds == 2 * (size - 1)
     assert outcome.sent == [2 * count * (size - 1) // size] * size
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_steps_and_bytes_of_the_halves_are_as_documented(size, execute, operands, parts):
+    count = 4 * size
+    bounds = parts(size, count)
+    outcome = execute([ring.reduce_scatter(r, size, bounds, 2) for r in range(size)], operands(size, count))
+    assert outcome.rounds == size - 1
+    assert outcome.sent == [count - 4] * size
+    for root in range(size):
+        outcome = execute([ring.reduce(r, size, root, count, 2) for r in range(size)], operands(size, count))
+        assert outcome.rounds == (size if size > 1 else 0)
+        assert outcome.sent == [count - 4 * (rank == root) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", SMALL)
@@ -143,3 +223,14 @@ def test_steps_are_made_one_at_a_time():
     first, second = islice(ring.allreduce(1, 4096, 1 << 28, 1 << 16), 2)
     assert first == Send(2, 0, 1 << 16)
     assert second == Recv(0, 4095 << 16, 4096 << 16, "lower")
+
+
+def test_the_halves_of_two_ranks():
+    assert list(ring.reduce_scatter(1, 2, [(0, 1), (1, 5)], 9)) == [
+        Send(0, 0, 1),
+        Recv(0, 1, 5, "lower"),
+        Finish(1, 5),
+    ]
+    assert list(ring.reduce(1, 2, 0, 5, 9))[2:] == [Finish(3, 5), Send(0, 3, 5, final=True)]
+    assert list(ring.reduce(0, 2, 0, 5, 9))[2:] == [Finish(0, 3), Recv(1, 3, 5)]
+    assert list(ring.reduce_scatter(0, 1, [(0, 5)], 9)) == list(ring.reduce(0, 1, 0, 5, 9)) == [Finish(0, 5)]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from asynccoll.algorithms import tree
+from asynccoll.algorithms import binomial, tree
 from asynccoll.algorithms.check import prove
 from asynccoll.algorithms.steps import Finish, Recv, Send
 
@@ -49,6 +49,20 @@ def test_reduce_is_proved(size, counts):
                 prove(schedule, size, count, wanted=lambda rank, element: rank == root)  # noqa: B023
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_reduce_scatter_is_proved(size, counts, parts, owner):
+    for rows in counts(size):
+        bounds = parts(size, rows, 2)
+        has = owner(bounds)
+        for segment in segments(2 * rows):
+            prove(
+                lambda rank: tree.reduce_scatter(rank, size, bounds, segment),  # noqa: B023
+                size,
+                2 * rows,
+                wanted=lambda rank, element: has(element) == rank,  # noqa: B023
+            )
+
+
 @pytest.mark.parametrize("size", range(1, 20))
 def test_broadcast_and_reduce_are_proved_from_every_root(size):
     for root in range(size):
@@ -72,6 +86,19 @@ def test_reduce_gives_the_root_the_fold_in_rank_order(size, execute, operands, f
             schedules = [tree.reduce(rank, size, root, 7, 2) for rank in range(size)]
             outcome = execute(schedules, operands(size, 7), favourite=favourite)
             assert outcome.finals[root].tolist() == [folded(size)] * 7
+
+
+@pytest.mark.parametrize("size", SMALL)
+def test_reduce_scatter_gives_each_rank_its_part_of_the_fold_in_rank_order(
+    size, execute, operands, folded, parts
+):
+    for rows in (0, 1, 2 * size + 1):
+        bounds = parts(size, rows)
+        for favourite in range(size):
+            schedules = [tree.reduce_scatter(rank, size, bounds, 2) for rank in range(size)]
+            outcome = execute(schedules, operands(size, rows), favourite=favourite)
+            for rank, (lo, hi) in enumerate(bounds):
+                assert outcome.finals[rank][lo:hi].tolist() == [folded(size)] * (hi - lo)
 
 
 @pytest.mark.parametrize("size", SMALL)
@@ -111,6 +138,10 @@ def test_steps_and_bytes_are_as_documented(size, execute):
         reduce = run(tree.reduce, root, 2, 2)
         assert reduce.rounds <= depth + (root != 0)
         assert sum(reduce.sent) == 2 * (size - 1) + 2 * (root != 0)
+    bounds = [(0, 0)] * (size - 1) + [(0, 2)]
+    scattered = run(tree.reduce_scatter, bounds, 2)
+    assert scattered.rounds <= depth + 1
+    assert sum(scattered.sent) == 2 * (size - 1) + 2 * (size > 1)
 
 
 @pytest.mark.parametrize("size", SMALL)
@@ -148,7 +179,7 @@ def test_the_root_of_a_reduce_keeps_segments_on_the_way_up_while_it_waits():
 @pytest.mark.parametrize("size", SIZES)
 def test_families_agree_and_reach_everybody(size):
     for root in roots(size):
-        families = [tree.family(rank, size, root) for rank in range(size)]
+        families = [binomial.family(rank, size, root) for rank in range(size)]
         assert families[root][0] is None
         for rank, (parent, children) in enumerate(families):
             assert rank == root or rank in families[parent][1]
@@ -158,7 +189,7 @@ def test_families_agree_and_reach_everybody(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_subtree_is_a_block_of_ranks_and_the_largest_comes_first(size):
-    families = [tree.family(rank, size, 0) for rank in range(size)]
+    families = [binomial.family(rank, size, 0) for rank in range(size)]
 
     def subtree(rank):
         return [rank, *(found for child in sorted(families[rank][1]) for found in subtree(child))]
@@ -173,15 +204,15 @@ def test_a_subtree_is_a_block_of_ranks_and_the_largest_comes_first(size):
 def test_a_branch_is_a_rank_and_the_branches_of_its_children_the_nearest_first(size):
     for root in {0, 1 % size, size // 2, size - 1}:
         for rank in range(size):
-            _, children = tree.family(rank, size, root)
-            below = [tree.branch(child, size, root) for child in children]
+            _, children = binomial.family(rank, size, root)
+            below = [binomial.branch(child, size, root) for child in children]
             below.sort(key=lambda branch: (branch[0] - root) % size)
-            assert tree.branch(rank, size, root) == [rank, *(one for branch in below for one in branch)]
-        assert sorted(tree.branch(root, size, root)) == list(range(size))
+            assert binomial.branch(rank, size, root) == [rank, *(one for branch in below for one in branch)]
+        assert sorted(binomial.branch(root, size, root)) == list(range(size))
 
 
 def test_family_of_eight_is_as_drawn():
-    assert [tree.family(rank, 8, 0) for rank in range(8)] == [
+    assert [binomial.family(rank, 8, 0) for rank in range(8)] == [
         (None, [4, 2, 1]),
         (0, []),
         (0, [3]),
@@ -194,7 +225,7 @@ def test_family_of_eight_is_as_drawn():
 
 
 def test_family_rotates_with_the_root():
-    assert [tree.family(rank, 5, 3) for rank in range(5)] == [
+    assert [binomial.family(rank, 5, 3) for rank in range(5)] == [
         (3, [1]),
         (0, []),
         (3, []),

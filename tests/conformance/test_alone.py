@@ -118,3 +118,28 @@ async def test_in_place_out_and_trees_work(world):
         assert await comm.scatter([value], out=out) is out
         assert await comm.broadcast(value, out=out) is out
         assert await comm.barrier() is None
+
+
+async def test_reductions_to_a_root_to_parts_and_to_prefixes_give_the_value_itself(world):
+    async with world(1) as comms:
+        (comm,) = comms
+        for value in VALUES:
+            results = [await comm.reduce(value, "max"), await comm.scan(value, "max")]
+            for result in results:
+                assert same(result, value), result
+                if hasattr(value, "dtype") or isinstance(value, memoryview):
+                    assert not carriers.share_memory(result, value)
+                elif isinstance(value, list | dict):
+                    assert result is not value
+            assert await comm.exscan(value, "max") is None
+        value, out = np.array([-0.0, np.inf, 3.0, 1e-45], np.float32), np.zeros(4, np.float32)
+        for verb in (comm.reduce, comm.reduce_scatter, comm.scan):
+            out[:] = 7
+            assert await verb(value, out=out) is out
+            assert out.tobytes() == value.tobytes()
+        out[:] = 7
+        assert await comm.exscan(value, out=out) is None
+        assert out.tolist() == [7] * 4
+        assert await comm.reduce([1], lambda a, b: 1 / 0) == [1]
+        assert await comm.scan([1], lambda a, b: 1 / 0) == [1]
+        assert await comm.exscan([1], lambda a, b: 1 / 0) is None

@@ -656,7 +656,7 @@ async def one_of_each(world):
 EXPECTED = {
     CollectiveMismatch: (
         "rank 0: allreduce #2 on 'world' after T s: ranks disagree on dtype: rank 2 has float32; ranks 0, 1 have float64. "
-        "Called at: rank 0 test_errors_local.py:N, rank 1 test_errors_local.py:N, rank 2 test_errors_local.py:N. "
+        "Called at: ranks 0, 1, 2 test_errors_local.py:N. "
         "Make the same call on every rank."
     ),
     CollectiveTimeout: (

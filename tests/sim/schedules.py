@@ -47,6 +47,12 @@ FIELDS = {
     "scatter": ["verb", "name", "root"],
     "alltoall": ["verb", "name", "dtype", "path"],
     "fold": ["verb", "name", "path"],
+    "reduce": ["verb", "name", "op", "dtype", "shape", "root", "algorithm"],
+    "reduce_scatter": ["verb", "name", "op", "dtype", "shape", "algorithm"],
+    "scan": ["verb", "name", "op", "dtype", "shape", "algorithm"],
+    "exscan": ["verb", "name", "op", "dtype", "shape", "algorithm"],
+    "fold to root": ["verb", "name", "path", "root"],
+    "prefixes": ["verb", "name", "path"],
     "barrier": ["verb", "name"],
 }
 """Kind of step -> in what one rank may differ."""
@@ -167,7 +173,11 @@ def _step(rng: random.Random, size: int, budget: int) -> Step:
     count = rng.choice([0, 1, size - 1, size, 100, 1000, 17_000, 33_000, 100_000])
     count = min(count, budget // (size * np.dtype(dtype).itemsize))
     algorithms = ["auto", "ring", "doubling"]
-    if kind in ("allreduce", "allreduce_", "out", "tree"):
+    if kind in ("reduce", "reduce_scatter"):
+        algorithms = ["auto", "ring", "tree"]
+    elif kind in ("scan", "exscan"):
+        algorithms = ["auto", "chain", "doubling"]
+    elif kind in ("allreduce", "allreduce_", "out", "tree"):
         algorithms.append("tree")
     elif kind in ("broadcast", "object"):
         algorithms = ["auto", "tree"]
@@ -247,6 +257,21 @@ def call_of(plan: Plan, at: int, rank: int) -> Call:
             return Call("alltoall", [values], {"out": outs}, memory)
         case "fold":
             return Call("allreduce", [f"{rank}.", lambda a, b: a + b], {})
+        case "reduce":
+            out = np.zeros_like(value) if rank == step.root else None
+            return Call("reduce", [value, step.op, step.root], {**chosen, "out": out}, out)
+        case "reduce_scatter":
+            out = np.zeros_like(np.array_split(value, plan.size)[rank])
+            return Call("reduce_scatter", [value, step.op], {**chosen, "out": out}, out)
+        case "scan":
+            out = np.zeros_like(value)
+            return Call("scan", [value, step.op], {**chosen, "out": out}, out)
+        case "exscan":
+            return Call("exscan", [value, step.op], chosen)
+        case "fold to root":
+            return Call("reduce", [f"{rank}.", lambda a, b: a + b, step.root], {})
+        case "prefixes":
+            return Call("scan", [f"{rank}.", lambda a, b: a + b], {})
         case _:
             return Call("barrier", [], {})
 
@@ -287,28 +312,34 @@ def differ(plan: Plan, at: int, call: Call, detail: str) -> Call:
         case "root" if step.kind in ("gather", "scatter"):
             args[0] = [1] * plan.size if step.kind == "scatter" else args[0]
             args[1] = (step.root + 1) % plan.size
+        case "root" if call.verb == "reduce":
+            args[2] = (step.root + 1) % plan.size
         case "root":
             args[0] = numbers(plan, at, 0) if step.kind == "broadcast" else 1
             args[1] = (step.root + 1) % plan.size
         case "algorithm":
-            options["algorithm"] = "ring" if step.algorithm != "ring" else "doubling"
+            first, other = {"reduce": ("ring", "tree"), "reduce_scatter": ("ring", "tree")}.get(
+                step.kind, ("chain" if step.kind in ("scan", "exscan") else "ring", "doubling")
+            )
+            options["algorithm"] = first if step.algorithm != first else other
         case "path" if step.kind in ("gather", "alltoall"):
             args[0] = ["text"] * plan.size
         case "path":
             args[0] = "text" if step.kind == "allgather" else np.ones(3, "f4")
-            args[1:] = ["sum"] if step.kind == "fold" else []
+            args[1:2] = ["sum"] if step.kind in ("fold", "fold to root", "prefixes") else []
     return Call(call.verb, args, options)
 
 
-def reduced(plan: Plan, at: int) -> Any:
-    """The result of an array's reduction."""
+def reduced(plan: Plan, at: int, size: int | None = None) -> Any:
+    """The result of an array's reduction over all ranks, or the first ``size`` of them."""
     step = plan.steps[at]
-    rows = np.stack([numbers(plan, at, rank) for rank in range(plan.size)])
+    size = plan.size if size is None else size
+    rows = np.stack([numbers(plan, at, rank) for rank in range(size)])
     if step.op == "sum":
         return rows.sum(0, dtype=rows.dtype)
     if step.op == "avg":
         wide = np.promote_types(rows.dtype, "f4")
-        return (rows.sum(0, dtype=wide) / wide.type(plan.size)).astype(rows.dtype)
+        return (rows.sum(0, dtype=wide) / wide.type(size)).astype(rows.dtype)
     return {"max": np.maximum, "min": np.minimum, "bor": np.bitwise_or}[step.op].reduce(rows)
 
 
@@ -343,6 +374,18 @@ def right(plan: Plan, at: int, rank: int, result: Any) -> bool:
             return bool(result == [thing(plan, at, other) for other in ranks])
         case "fold":
             return bool(result == "".join(f"{other}." for other in ranks))
+        case "reduce" | "fold to root" if rank != step.root:
+            return result is None
+        case "exscan" if rank == 0:
+            return result is None
+        case "fold to root":
+            return bool(result == "".join(f"{other}." for other in ranks))
+        case "prefixes":
+            return bool(result == "".join(f"{other}." for other in range(rank + 1)))
+        case "reduce_scatter":
+            return _same(result, np.array_split(reduced(plan, at), plan.size)[rank])
+        case "scan" | "exscan":
+            return _same(result, reduced(plan, at, rank + (step.kind == "scan")))
         case "tree":
             total = sum(ranks)
             array, number = result["b"]

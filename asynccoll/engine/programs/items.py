@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from asynccoll.algorithms import dissemination, pairwise, registry
+from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Send
-from asynccoll.algorithms.tree import branch, family
 from asynccoll.engine.aborts import FoldFailed
 from asynccoll.engine.transfers import (
     Program,
@@ -31,6 +31,7 @@ __all__ = [
     "broadcast",
     "fold_objects",
     "gather",
+    "guarded",
     "nothing",
     "scatter",
 ]
@@ -306,8 +307,8 @@ def fold_objects(
         total = loads(payload)
         for peer in range(1, size):
             value = loads((yield from recv_message(peer)))
-            total = _guarded(fold, total, value)
-        payload = dumps(_guarded(finish, total))
+            total = guarded(fold, total, value)
+        payload = dumps(guarded(finish, total))
     else:
         yield from send_message(0, payload)
     parent, children = family(rank, size, 0)
@@ -319,7 +320,7 @@ def fold_objects(
     return loads(answer)
 
 
-def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+def guarded(function: Callable[..., Any], *args: Any) -> Any:
     """Call a user's function; what it raises becomes `RemoteError` on every rank."""
     try:
         return function(*args)

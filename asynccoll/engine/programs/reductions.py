@@ -16,12 +16,25 @@ from asynccoll.algorithms import registry
 from asynccoll.algorithms.dissemination import partners
 from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
 from asynccoll.buffers import Flat, flat_bytes
-from asynccoll.engine.outbox import SEGMENT
+from asynccoll.engine.outbox import SEGMENT as SEGMENT_BYTES
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
 from asynccoll.engine.wire import MAX_BLOCK
 from asynccoll.reduction import Arithmetic
 
-__all__ = ["Part", "Share", "allreduce", "allreduce_parts", "sources", "steps_of", "swap", "swap_operands"]
+__all__ = [
+    "SEGMENT_BYTES",
+    "SLAB_BYTES",
+    "Part",
+    "Share",
+    "allreduce",
+    "allreduce_parts",
+    "run_steps",
+    "segment_length",
+    "sources",
+    "steps_of",
+    "swap",
+    "swap_operands",
+]
 
 Share: TypeAlias = tuple[str, Arithmetic, int]
 """Algorithm, arithmetic and number of elements of a part."""
@@ -29,7 +42,7 @@ Share: TypeAlias = tuple[str, Arithmetic, int]
 SLAB_BYTES: Final = 1 << 22
 """Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
 _MAX_SEGMENTS: Final = 64
-"""Segments of a chunk of the ring, each of at least `SEGMENT` bytes: more would only make the schedule of a huge array long."""
+"""Segments of a chunk of the ring, each of at least `SEGMENT_BYTES`: more would only make the schedule of a huge array long."""
 _SNAPSHOT_BYTES: Final = 1 << 16
 """Bytes of a slab of recursive doubling, which is copied at each round."""
 
@@ -60,10 +73,13 @@ def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) ->
 
 def _schedule(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> Iterable[Step]:
     schedule = registry.schedule("allreduce", algorithm)
-    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else SEGMENT) // itemsize)
-    if algorithm == "ring":
-        unit = max(unit, count // (size * _MAX_SEGMENTS))
-    return schedule(rank, size, count, unit)
+    return schedule(rank, size, count, segment_length(algorithm, size, count, itemsize))
+
+
+def segment_length(algorithm: str, size: int, count: int, itemsize: int) -> int:
+    """Elements that a schedule moves at a time."""
+    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else SEGMENT_BYTES) // itemsize)
+    return max(unit, count // (size * _MAX_SEGMENTS)) if algorithm == "ring" else unit
 
 
 def _slab_length(arithmetic: Arithmetic, count: int) -> int:
@@ -96,7 +112,7 @@ def _run(part: Part, rank: int, size: int) -> Iterator[Transfer]:
     partial = arithmetic.plane(final)
     arithmetic.load(final, partial)
     steps = steps_of(part.algorithm, rank, size, len(final), final.itemsize)
-    return _reduce(steps, arithmetic, partial, final, size)
+    return run_steps(steps, arithmetic, partial, final, size)
 
 
 def _slabs(part: Part, rank: int, size: int) -> Iterator[Transfer]:
@@ -110,12 +126,13 @@ def _slabs(part: Part, rank: int, size: int) -> Iterator[Transfer]:
         working = partial[: len(final)]
         arithmetic.load(final, working)
         steps = steps_of(part.algorithm, rank, size, len(final), itemsize)
-        yield from _reduce(steps, arithmetic, working, final, size)
+        yield from run_steps(steps, arithmetic, working, final, size)
 
 
-def _reduce(
+def run_steps(
     steps: Iterable[Step], arithmetic: Arithmetic, partial: Flat, final: Flat, size: int
 ) -> Iterator[Transfer]:
+    """The transfers of ``steps`` over two planes, which hold loaded values, and the arithmetic between them."""
     final_bytes = flat_bytes(final)
     partial_bytes = flat_bytes(partial) if arithmetic.separate else final_bytes
     wide, narrow = partial.itemsize, final.itemsize

@@ -5,7 +5,7 @@ import random
 import pytest
 from wires import KIB, Wires, frame, operation
 
-from asynccoll.algorithms.tree import family
+from asynccoll.algorithms.binomial import family
 from asynccoll.engine import wire
 from asynccoll.engine.programs import items
 from asynccoll.engine.programs.items import Item
