@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import operator
@@ -545,6 +546,16 @@ def test_torchs_reduce_ops_are_ops_though_they_are_callable() -> None:
         resolve_op(theirs.PREMUL_SUM)
     assert resolve_op(torch.add) is None
     assert resolve_op(torch.nn.Bilinear(1, 1, 1)) is None
+
+
+class Named(str, enum.Enum):  # noqa: UP042 (its str() is another text)
+    SUM = "sum"
+
+
+@pytest.mark.parametrize("op", [np.str_("sum"), Named.SUM, ReduceOp.SUM])
+def test_the_name_of_an_op_is_a_plain_str(op: Any) -> None:
+    assert type(resolve_op(op)) is str
+    assert resolve_op(op) == "sum"
 
 
 def fold(op: str, *values: Any) -> Any:

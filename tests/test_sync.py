@@ -413,6 +413,23 @@ class TestCancel:
         assert isinstance(others[0].exception(TIMEOUT), CollectiveCancelled)
         assert others[1].result(TIMEOUT) is None
 
+    def test_a_callback_of_a_future_may_start_the_next_operation_but_not_wait_for_it(self, pair):
+        started, refused = concurrent.futures.Future(), concurrent.futures.Future()
+
+        def callback(_):  # in the loop's thread, since the operation is under way when it is added
+            started.set_result(pair[0].allreduce_async(2))
+            try:
+                pair[0].allreduce(3)
+            except RuntimeError as error:
+                refused.set_result(str(error))
+
+        pair[0].allreduce_async(1).add_done_callback(callback)
+        pair[1].allreduce_async(1)
+        assert "in a callback use allreduce_async()" in refused.result(TIMEOUT)
+        assert pair[1].allreduce(2) == started.result(TIMEOUT).result(TIMEOUT) == 4
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            assert list(pool.map(lambda comm: comm.allreduce(1), pair)) == [2, 2]
+
     def test_a_callback_of_a_future_may_cancel_another(self, pair):
         second = [None]
         first = pair[0].barrier_async()

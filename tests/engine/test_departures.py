@@ -1,7 +1,7 @@
 """Ranks that leave or die: what ends, with which name, and what goes on without them."""
 
 import pytest
-from wires import Wires, abort, alone, frame, frames, kinds, operation, recv, send
+from wires import Wires, abort, alone, data, frame, frames, kinds, operation, recv, send, start_record
 
 from asynccoll.engine import wire
 from asynccoll.errors import CommunicatorClosed, PeerLost
@@ -72,6 +72,43 @@ class TestGoodbye:
             wires.start(0, recv(1, bytearray(1)))
         wires.feed(0, 1, self.bye(1))
         assert [op.seq for op in wires.ended[0]] == [1, 2]
+
+    def test_what_still_waits_for_it_when_its_bytes_are_at_an_end_fails(self):
+        wires = alone()
+        waiting, round_, fine = (
+            wires.start(0, recv(1, bytearray(2))),
+            wires.start(0),
+            wires.start(0, recv(1, bytearray(1)), send(1, b"x")),
+        )
+        for seq in (0, 2):
+            wires.feed(0, 1, start_record(seq))
+        wires.feed(0, 1, data(0, b"1") + data(2, b"1"))
+        wires.feed(0, 1, self.bye(3, "had enough"))
+        assert wires.ended[0] == [fine]
+        wires.lose(0, 1, "left")
+        for op in (waiting, round_):
+            assert isinstance(op.error, CommunicatorClosed)
+            assert (op.error.origin, op.error.cause) == (1, "had enough")
+
+    def test_so_does_what_comes_to_wait_for_it_later(self):
+        wires = Wires(3, [0])
+        op = wires.start(0, recv(2, bytearray(1)), recv(1, bytearray(1)))
+        for peer, round_ in ((2, 0), (1, 1)):
+            wires.feed(0, peer, start_record(round_=round_, size=3, heard=0b111))
+        wires.feed(0, 1, self.bye(1))
+        wires.lose(0, 1, "left")
+        assert not wires.ended[0]
+        wires.feed(0, 2, data(0, b"x"))
+        assert isinstance(op.error, CommunicatorClosed)
+        assert op.error.origin == 1
+
+    def test_a_process_that_ended_without_close_is_named_with_its_own_words(self):
+        wires = alone()
+        op = wires.start(0, recv(1, bytearray(1)))
+        body = {"cause": "the process ended without close()", "next": {0: 0}, "lost": {0: [1]}}
+        wires.feed(0, 1, wire.goodbye_frame(0, body))
+        assert isinstance(op.error, PeerLost)
+        assert op.error.reason == "the process ended without close()"
 
     def test_the_end_of_the_connection_after_it_is_no_loss(self):
         wires = alone()

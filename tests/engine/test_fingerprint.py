@@ -1,10 +1,12 @@
 """Digests: equal exactly where ranks may go on together, and equal in every interpreter."""
 
+import enum
 import itertools
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from asynccoll.engine.fingerprint import FIELDS, Fingerprint, digests, first_difference
@@ -47,6 +49,25 @@ def test_a_call_without_dtype_shape_and_structure_is_a_wildcard():
 
 def test_none_and_its_text_are_different_names():
     assert digests(Fingerprint("barrier", name="None")) != digests(Fingerprint("barrier"))
+
+
+class Op(str, enum.Enum):  # noqa: UP042 (its str() is another text)
+    SUM = "sum"
+
+
+@pytest.mark.parametrize("odd_first", [True, False])
+@pytest.mark.parametrize(
+    ("field", "odd"),
+    [("op", np.str_("sum")), ("op", Op.SUM), ("name", np.str_("sum")), ("algorithm", np.str_("sum"))],
+)
+def test_a_subclass_of_str_is_the_str_that_it_is_whichever_was_there_first(field, odd, odd_first):
+    digests.cache_clear()
+    calls = [Fingerprint("allreduce", **{field: odd}), Fingerprint("allreduce", **{field: "sum"})]
+    one, two = map(digests, calls if odd_first else reversed(calls))
+    assert one == two
+    digests.cache_clear()
+    assert digests(calls[1]) == one
+    assert all(type(call.fields()[field]) is str for call in calls)
 
 
 class TestLoosePath:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asynccoll.algorithms.binomial import family
-from asynccoll.engine.programs.items import guarded
+from asynccoll.engine.programs.items import guarded, unpickled
 from asynccoll.engine.transfers import Program, RecvBytes, SendBytes, recv_message, send_message
 
 __all__ = ["reduce", "scan"]
@@ -32,9 +32,10 @@ def reduce(
     """
     answer: bytes | bytearray = b""
     if rank == 0:
-        total = loads(payload)
+        total = unpickled(loads, payload, 0)
         for peer in range(1, size):
-            total = guarded(fold, total, loads((yield from recv_message(peer))))
+            value = unpickled(loads, (yield from recv_message(peer)), peer)
+            total = guarded(fold, total, value)
         answer = dumps(guarded(finish, total, size))
         if root != 0:
             yield from send_message(root, answer)
@@ -70,10 +71,11 @@ def scan(
         if rank < used:
             yield from send_message(0, payload)
         return loads((yield from recv_message(0)))
-    total = loads(payload)
+    total = unpickled(loads, payload, 0)
     prefixes = [dumps(guarded(finish, total, 1))]
     for peer in range(1, used):
-        total = guarded(fold, total, loads((yield from recv_message(peer))))
+        value = unpickled(loads, (yield from recv_message(peer)), peer)
+        total = guarded(fold, total, value)
         prefixes.append(dumps(guarded(finish, total, peer + 1)))
     for peer in range(1, size):
         yield from send_message(peer, prefixes[peer - exclusive])

@@ -34,6 +34,7 @@ __all__ = [
     "guarded",
     "nothing",
     "scatter",
+    "unpickled",
 ]
 
 INLINE: Final = 4096
@@ -304,9 +305,9 @@ def fold_objects(
     Values travel pickled. Each rank, rank 0 too, gets a copy of its own. With one rank ``fold`` is not called.
     """
     if rank == 0:
-        total = loads(payload)
+        total = unpickled(loads, payload, 0)
         for peer in range(1, size):
-            value = loads((yield from recv_message(peer)))
+            value = unpickled(loads, (yield from recv_message(peer)), peer)
             total = guarded(fold, total, value)
         payload = dumps(guarded(finish, total))
     else:
@@ -325,6 +326,15 @@ def guarded(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except Exception as error:
+        raise FoldFailed(error) from error
+
+
+def unpickled(loads: Callable[[Any], Any], payload: bytes | bytearray, source: int) -> Any:
+    """The operand of rank ``source``. What unpickling it raises becomes `RemoteError` on every rank, and names ``source``."""
+    try:
+        return loads(payload)
+    except Exception as error:
+        error.add_note(f"raised on rank 0 by unpickling the value of rank {source}")
         raise FoldFailed(error) from error
 
 
