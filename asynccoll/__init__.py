@@ -2,6 +2,7 @@
 
 from asynccoll.calls import Message
 from asynccoll.communicator import Communicator
+from asynccoll.declared import Associative, associative
 from asynccoll.errors import (
     AlreadyInitialized,
     AsynccollError,
@@ -56,6 +57,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyInitialized",
+    "Associative",
     "AsynccollError",
     "AuthenticationError",
     "CollectiveCancelled",
@@ -82,6 +84,7 @@ __all__ = [
     "allreduce_async",
     "allreduce_tree",
     "alltoall",
+    "associative",
     "barrier",
     "broadcast",
     "connect",

@@ -26,7 +26,15 @@ import numpy as np
 
 from asynccoll.buffers import DTYPES, DType, Flat
 
-__all__ = ["OPS", "Arithmetic", "ReduceOp", "arithmetic", "finish_object", "fold_op", "resolve_op"]
+__all__ = [
+    "OPS",
+    "Arithmetic",
+    "ReduceOp",
+    "arithmetic",
+    "finish_object",
+    "fold_op",
+    "resolve_op",
+]
 
 OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
 """Names of the reductions, as ``op=`` takes them."""

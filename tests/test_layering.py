@@ -17,7 +17,7 @@ LAYERS = (
     # From the bottom to the top. A module imports from the rows above its own, and from its own package; never from its
     # own row or from below. "asynccoll" is the package itself, __init__.py.
     ("errors",),
-    ("overlap", "objects", "algorithms"),
+    ("overlap", "objects", "algorithms", "declared"),
     ("buffers",),
     ("reduction", "trees"),
     ("planner", "engine"),
@@ -36,7 +36,18 @@ LAYERS = (
     ("__main__",),
 )
 
-PURE = ("errors", "overlap", "buffers", "objects", "reduction", "trees", "algorithms", "planner", "engine")
+PURE = (
+    "errors",
+    "overlap",
+    "declared",
+    "buffers",
+    "objects",
+    "reduction",
+    "trees",
+    "algorithms",
+    "planner",
+    "engine",
+)
 """Nothing here may know of I/O, time, chance or threads, not even inside a function or for the type checker."""
 
 IMPURE = {

@@ -12,7 +12,7 @@ from asynccoll import objects, reduction
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.buffers import Array, Flat, describe, matches_out
-from asynccoll.calls.place import Call, Place, as_target, checked_root, into, wanted_algorithm
+from asynccoll.calls.place import Call, Place, as_target, checked_root, function_of, into, wanted_algorithm
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import folds, one_way
@@ -89,9 +89,8 @@ def _reduce_objects(
         raise TypeError(
             f"out= takes the result of an array; reduce of a {type(value).__name__} returns a new value"
         )
-    fingerprint = Fingerprint(
-        "reduce", "object", op_name or "callable", root=root, name=name, algorithm=algorithm
-    )
+    compared, tree = function_of(op, op_name)
+    fingerprint = Fingerprint("reduce", "object", compared, root=root, name=name, algorithm=algorithm)
     program = folds.reduce(
         objects.dumps(value),
         place.rank,
@@ -101,6 +100,7 @@ def _reduce_objects(
         finisher(op_name),
         objects.loads,
         objects.dumps,
+        tree=tree,
     )
     return Call(fingerprint, program)
 

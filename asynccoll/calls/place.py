@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from asynccoll.algorithms import registry
 from asynccoll.buffers import Array, describe
+from asynccoll.declared import Associative
 from asynccoll.engine.fingerprint import Digests, Fingerprint
 from asynccoll.engine.transfers import Program, Swap
 
-__all__ = ["Call", "Place", "as_target", "checked_root", "into", "wanted_algorithm"]
+__all__ = ["Call", "Place", "as_target", "checked_root", "function_of", "into", "wanted_algorithm"]
 
 
 class Call(NamedTuple):
@@ -84,3 +85,10 @@ def into(out: Any, write_back: Callable[[], None] | None) -> Callable[[], Any]:
         return out
 
     return result
+
+
+def function_of(op: Any, op_name: str | None) -> tuple[str, bool]:
+    """What is compared of the op of an object's reduction, and whether every rank's own function runs."""
+    if isinstance(op, Associative):
+        return f"associative {op.name}", True
+    return op_name or "callable", False

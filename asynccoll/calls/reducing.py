@@ -10,7 +10,7 @@ import numpy as np
 from asynccoll import objects, reduction
 from asynccoll.algorithms import registry
 from asynccoll.buffers import Array, describe, matches_out
-from asynccoll.calls.place import Call, Place, as_target, into, wanted_algorithm
+from asynccoll.calls.place import Call, Place, as_target, function_of, into, wanted_algorithm
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import items, reductions
@@ -132,9 +132,12 @@ def _fold(place: Place, value: Any, op: Any, op_name: str | None, algorithm: str
     def finish(total: Any) -> Any:
         return total if op_name is None else reduction.finish_object(op_name, total, size)
 
-    fingerprint = Fingerprint("allreduce", "object", op_name or "callable", name=name, algorithm=algorithm)
+    compared, tree = function_of(op, op_name)
+    fingerprint = Fingerprint("allreduce", "object", compared, name=name, algorithm=algorithm)
     payload = objects.dumps(value)
-    program = items.fold_objects(payload, place.rank, size, fold, finish, objects.loads, objects.dumps)
+    program = items.fold_objects(
+        payload, place.rank, size, fold, finish, objects.loads, objects.dumps, tree=tree
+    )
     return Call(fingerprint, program)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from asynccoll.algorithms.binomial import family
-from asynccoll.engine.programs.items import guarded, unpickled
+from asynccoll.engine.programs.items import folded, guarded, unpickled
 from asynccoll.engine.transfers import Program, RecvBytes, SendBytes, recv_message, send_message
 
 __all__ = ["reduce", "scan"]
@@ -25,24 +25,21 @@ def reduce(
     finish: Callable[[Any, int], Any],
     loads: Callable[[bytes | bytearray | memoryview], Any],
     dumps: Callable[[Any], bytes],
+    *,
+    tree: bool = False,
 ) -> Program:
     """The fold of all ranks' values on ``root``, None elsewhere. With one rank ``fold`` is not called.
 
     Steps: size - 1 messages received at rank 0, one to the root, and ceil(log2 size) of one byte to all.
     """
     answer: bytes | bytearray = b""
+    total = yield from folded(payload, rank, size, fold, loads, dumps, tree=tree)
     if rank == 0:
-        total = unpickled(loads, payload, 0)
-        for peer in range(1, size):
-            value = unpickled(loads, (yield from recv_message(peer)), peer)
-            total = guarded(fold, total, value)
         answer = dumps(guarded(finish, total, size))
         if root != 0:
             yield from send_message(root, answer)
-    else:
-        yield from send_message(0, payload)
-        if rank == root:
-            answer = yield from recv_message(0)
+    elif rank == root:
+        answer = yield from recv_message(0)
     parent, children = family(rank, size, 0)
     if parent is not None:
         yield RecvBytes(parent, memoryview(bytearray(1)))

@@ -7,7 +7,7 @@ descriptions go first, with small payloads beside them, and large payloads follo
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from asynccoll.algorithms import dissemination, pairwise, registry
@@ -18,6 +18,7 @@ from asynccoll.engine.transfers import (
     Program,
     RecvBytes,
     SendBytes,
+    Transfer,
     recv_message,
     send_message,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "alltoall",
     "broadcast",
     "fold_objects",
+    "folded",
     "gather",
     "guarded",
     "nothing",
@@ -299,19 +301,16 @@ def fold_objects(
     finish: Callable[[Any], Any],
     loads: Callable[[bytes | bytearray | memoryview], Any],
     dumps: Callable[[Any], bytes],
+    *,
+    tree: bool = False,
 ) -> Program:
-    """Strict left fold in rank order at rank 0, whose ``fold`` is the only one that runs; the result goes to every rank.
+    """The fold of all ranks' values on every rank: by rank 0's ``fold`` alone, or up a ``tree`` by every rank's own.
 
     Values travel pickled. Each rank, rank 0 too, gets a copy of its own. With one rank ``fold`` is not called.
     """
+    total = yield from folded(payload, rank, size, fold, loads, dumps, tree=tree)
     if rank == 0:
-        total = unpickled(loads, payload, 0)
-        for peer in range(1, size):
-            value = unpickled(loads, (yield from recv_message(peer)), peer)
-            total = guarded(fold, total, value)
         payload = dumps(guarded(finish, total))
-    else:
-        yield from send_message(0, payload)
     parent, children = family(rank, size, 0)
     answer: bytes | bytearray = payload
     if parent is not None:
@@ -329,12 +328,43 @@ def guarded(function: Callable[..., Any], *args: Any) -> Any:
         raise FoldFailed(error) from error
 
 
-def unpickled(loads: Callable[[Any], Any], payload: bytes | bytearray, source: int) -> Any:
+def folded(
+    payload: bytes,
+    rank: int,
+    size: int,
+    fold: Callable[[Any, Any], Any],
+    loads: Callable[[bytes | bytearray | memoryview], Any],
+    dumps: Callable[[Any], bytes],
+    *,
+    tree: bool,
+) -> Generator[Transfer, None, Any]:
+    """At rank 0 the fold of all ranks' values, in rank order; None elsewhere.
+
+    A strict left fold by rank 0's ``fold``, size - 1 messages received there; or, as a ``tree``, ceil(log2 size) messages one
+    after the other: each rank folds its children's blocks behind its own value.
+    """
+    parent, children = family(rank, size, 0)
+    if not tree:
+        parent, children = (None, list(range(1, size))) if rank == 0 else (0, [])
+    if not children and parent is not None:
+        yield from send_message(parent, payload)
+        return None
+    total = unpickled(loads, payload, rank, rank)
+    for child in sorted(children):
+        value = unpickled(loads, (yield from recv_message(child)), child, rank)
+        total = guarded(fold, total, value)
+    if parent is None:
+        return total
+    yield from send_message(parent, dumps(total))
+    return None
+
+
+def unpickled(loads: Callable[[Any], Any], payload: bytes | bytearray, source: int, rank: int = 0) -> Any:
     """The operand of rank ``source``. What unpickling it raises becomes `RemoteError` on every rank, and names ``source``."""
     try:
         return loads(payload)
     except Exception as error:
-        error.add_note(f"raised on rank 0 by unpickling the value of rank {source}")
+        error.add_note(f"raised on rank {rank} by unpickling the value of rank {source}")
         raise FoldFailed(error) from error
 
 
