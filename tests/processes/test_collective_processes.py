@@ -39,10 +39,11 @@ def test_s13_a_dead_replica_is_named_by_every_other_and_a_new_world_may_follow()
     """What is pending and what is called later fail; teardown says so too, and has closed."""
     ended = run(
         """
-collective.allreduce(0)
 if RANK == 1:
+    collective.allreduce(0)
     say(last=True)
     os.kill(os.getpid(), signal.SIGKILL)
+attempt(collective.allreduce, 0)  # fails too where the death is seen before the result
 attempt(collective.allreduce, 1)
 attempt(collective.broadcast, 1)
 attempt(collective.allreduce_async(1).result)
@@ -58,7 +59,9 @@ say(alone=collective.allreduce(5))
     lost = {"error": "PeerLost", "rank": 1}
     closed = {"error": "RuntimeError", "text": "adaptdl.collective has not been initialized"}
     for rank in (0, 2):
-        assert said(ended[rank]) == [lost] * 4 + [closed, {"alone": 5}]
+        facts = said(ended[rank])
+        assert facts[-6:] == [lost] * 4 + [closed, {"alone": 5}], ended[rank].errors
+        assert facts[:-6] in ([], [lost])
         assert ended[rank].code == 0, ended[rank].errors
         assert ended[rank].said[-1]["at"] - died < WITHIN
 
