@@ -19,7 +19,7 @@ from asynccoll.engine.group import MAX_PENDING
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.programs.items import nothing
 from asynccoll.errors import NotInitialized
-from asynccoll.objects import describe_error
+from asynccoll.objects import PICKLES, PLAIN, describe_error
 from asynccoll.pump import Pump
 from asynccoll.verbs.messages import MessageVerbs
 from asynccoll.verbs.moving import MovingVerbs
@@ -60,6 +60,8 @@ class Options(NamedTuple):
     """Thresholds of the automatic choice."""
     local_rank: int = 0
     node_rank: int = 0
+    safe: bool = False
+    """Nothing is pickled or unpickled."""
 
 
 class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
@@ -86,7 +88,9 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         self._left = False
         self._made: dict[tuple[int, ...], int] = {}
         """Ranks as given -> how often this rank has made that group."""
-        self._place = calls.Place(group.rank, group.size, options.algorithm, options.table)
+        codec = PLAIN if options.safe else PICKLES
+        self._place = calls.Place(group.rank, group.size, options.algorithm, options.table, codec)
+        pump.engine.safe = options.safe
         self._options = options
         self._name = name
         self._started = 0

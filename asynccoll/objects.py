@@ -10,19 +10,25 @@ from __future__ import annotations
 import io
 import pickle
 import traceback
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
 from asynccoll.errors import ProtocolError
 
 __all__ = [
+    "PICKLES",
+    "PLAIN",
     "Buffer",
+    "Codec",
     "capture",
     "describe_error",
     "dumps",
     "loads",
     "pack_control",
+    "plain_dumps",
+    "plain_loads",
     "restore",
     "unpack_control",
 ]
@@ -92,6 +98,45 @@ def loads(data: Buffer) -> Any:
     return pickle.loads(data)
 
 
+def plain_dumps(value: Any) -> bytes:
+    """Pack a value without pickle: None, bool, int, float, str, bytes, and lists and dicts of these (tuples become lists).
+
+    Raises:
+        TypeError: it holds anything else.
+    """
+    try:
+        return pack_control(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"this value of type {_qualified_name(type(value))} needs pickle ({_text(error)}), which safe=True refuses: "
+            "send arrays, or None, bool, int of 64 bits, float, str, bytes, and lists and dicts of these"
+        ) from error
+
+
+def plain_loads(data: Buffer) -> Any:
+    """Rebuild a value from `plain_dumps`. Runs nobody's code.
+
+    Raises:
+        TypeError: the bytes are none, as those of a rank that was not opened with ``safe=True``.
+    """
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    try:
+        return unpack_control(data, size)
+    except ProtocolError as error:
+        raise TypeError(
+            f"what came is no plain value ({error}); open every rank with safe=True, or none"
+        ) from error
+
+
+class Codec(NamedTuple):
+    """How one communicator carries values that are no arrays."""
+
+    path: str
+    """What is compared across the ranks."""
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[Buffer], Any]
+
+
 def pack_control(record: Any) -> bytes:
     """Encode a control record: None, bool, int, float, str, bytes, and lists and dicts of these (tuples too).
 
@@ -141,17 +186,17 @@ def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code}")
 
 
-def capture(error: BaseException) -> dict[str, Any]:
+def capture(error: BaseException, safe: bool = False) -> dict[str, Any]:
     """An exception as a plain record that `pack_control` takes: about 100 KiB at most.
 
     Keys: ``type`` (qualified name), ``message``, ``traceback`` (text, its innermost part if it is long) and
-    ``pickle``, the exception itself, or None where it cannot be pickled *and rebuilt* or is large.
+    ``pickle``, the exception itself, or None where it cannot be pickled *and rebuilt*, is large, or ``safe``.
     """
     return {
         "type": _qualified_name(type(error)),
         "message": _encodable(_text(error)[:_TEXT_LIMIT]),
         "traceback": _encodable(_tail("".join(traceback.format_exception(error)))),
-        "pickle": _pickled(error),
+        "pickle": None if safe else _pickled(error),
     }
 
 
@@ -219,3 +264,8 @@ def describe_error(error: BaseException) -> str:
     """``"ValueError: message"``, or the type alone if there is none, whatever the error's own ``__str__`` does."""
     text = _text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+PICKLES: Final = Codec("object", dumps, loads)
+PLAIN: Final = Codec("plain value", plain_dumps, plain_loads)
+"""Without pickle, for ``safe=True``."""

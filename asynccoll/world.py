@@ -150,7 +150,10 @@ def init(
         timeout: default time limit of an operation in seconds (None: no limit).
         init_timeout: time limit of forming the mesh, in seconds; the error names the ranks that are missing.
         liveness_timeout: reserved for the detection of stopped hosts; a broken connection is noticed at once without it.
-        ssl, safe, transport, streams, compression, progress: fixed in this version (None, False, ``"auto"`` or ``"tcp"``, 1, None,
+        safe: pickle and unpickle nothing, exceptions of other ranks neither. Arrays travel as ever; other values must be None,
+            bool, int of 64 bits, float, str, bytes, or lists and dicts of these (tuples arrive as lists). On all ranks, or on
+            none.
+        ssl, transport, streams, compression, progress: fixed in this version (None, ``"auto"`` or ``"tcp"``, 1, None,
             ``"inline"``); any other value is a ValueError.
 
     Raises:
@@ -210,7 +213,6 @@ async def _connect(
 
     _supported(
         ssl=(ssl, (None,)),
-        safe=(safe, (False,)),
         transport=(transport, ("auto", "tcp")),
         streams=(streams, (1,)),
         compression=(compression, (None,)),
@@ -218,13 +220,16 @@ async def _connect(
     )
     seconds(liveness_timeout, "liveness_timeout", 30.0)
     placement = detect(address, rank, world_size, secret)
-    return await connect_at(placement, insecure=insecure, timeout=timeout, init_timeout=init_timeout)
+    return await connect_at(
+        placement, insecure=insecure, safe=safe, timeout=timeout, init_timeout=init_timeout
+    )
 
 
 async def connect_at(
     placement: Placement,
     *,
     insecure: bool = False,
+    safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
     init_timeout: float | timedelta = 300.0,
 ) -> Communicator:
@@ -239,14 +244,18 @@ async def connect_at(
     if algorithm != "auto" and algorithm not in registry.names("allreduce"):
         known = ", ".join(("auto", *registry.names("allreduce")))
         raise ValueError(f"ASYNCCOLL_ALGORITHM={algorithm!r} does not exist; use one of {known}")
+    if not isinstance(safe, bool):
+        raise ValueError(f"safe={safe!r} is neither True nor False")
     loop = asyncio.get_running_loop()
     if placement.size == 1:
-        return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm))
+        return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm, safe=safe))
 
     from asynccoll.net.secret import load_secret
 
     key = load_secret(placement.secret, placement.host, insecure)
-    return await open_mesh(placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm)
+    return await open_mesh(
+        placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm, safe=safe
+    )
 
 
 async def open_mesh(
@@ -256,6 +265,7 @@ async def open_mesh(
     timeout: float | None,
     init_timeout: float,
     algorithm: str = "auto",
+    safe: bool = False,
 ) -> Communicator:
     """Form the mesh for a rank whose place is known, in the running loop."""
     from asynccoll.algorithms import registry
@@ -278,7 +288,7 @@ async def open_mesh(
     node_rank = placement.node_rank
     if node_rank is None:
         node_rank = list(dict.fromkeys(hosts)).index(own)
-    options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank)
+    options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank, safe)
     return Communicator(NetDriver(Engine(links.rank, links.size), loop, links.sockets), options=options)
 
 

@@ -26,17 +26,17 @@ def gather(place: Place, value: Any, root: Any, out: Sequence[Any] | None, name:
                 f"out= is for the root of a gather, rank {root}; leave it out on rank {place.rank}"
             )
         outs = checked_outs(out, place.size, "gather", dtype, type(value).__name__)
-    item, own = item_of(value, array)
+    item, own = item_of(value, array, place.codec)
     fingerprint = Fingerprint(
         "gather",
-        "array" if array is not None else "object",
+        "array" if array is not None else place.codec.path,
         dtype=dtype.name if dtype is not None else None,
         root=root,
         name=name,
     )
     codec = None
     if place.rank == root:
-        codec = Received(root, own, None if array is None else [array] * place.size, outs)
+        codec = Received(root, own, None if array is None else [array] * place.size, outs, codec=place.codec)
     return Call(fingerprint, items.gather(item, codec, place.rank, place.size, root))
 
 
@@ -55,9 +55,9 @@ def scatter(place: Place, values: Sequence[Any] | None, root: Any, out: Any, nam
                     f"out= takes an array; the root has a {type(listed[root]).__name__} for itself"
                 )
             matches_out(like, as_target(out))
-        packed = [item_of(one, array) for one, array in zip(listed, arrays, strict=True)]
+        packed = [item_of(one, array, place.codec) for one, array in zip(listed, arrays, strict=True)]
         sent, own = [item for item, _ in packed], packed[root][1]
-        path, dtype = _in_common(arrays)
+        path, dtype = _in_common(arrays, place.codec.path)
     if out is not None:
         target = as_target(out)
         target.lend()  # refuse unsuitable memory now rather than when bytes arrive
@@ -69,6 +69,7 @@ def scatter(place: Place, values: Sequence[Any] | None, root: Any, out: Any, nam
         own,
         None if like is None else [like] * place.size,
         None if out is None else {root: out},
+        codec=place.codec,
     )
     return Call(fingerprint, items.scatter(sent, codec, place.rank, place.size, root))
 
@@ -86,15 +87,15 @@ def alltoall(place: Place, values: Sequence[Any], out: Sequence[Any] | None, nam
             f"alltoall takes arrays of one dtype, or objects alone; these are {kinds:.1000}. "
             "Put an array in a list to send it as an object."
         )
-    path, dtype = _in_common(arrays)
+    path, dtype = _in_common(arrays, place.codec.path)
     likes = [array for array in arrays if array is not None]
     outs = None
     if out is not None:
         outs = checked_outs(
             out, place.size, "alltoall", likes[0].dtype if likes else None, type(listed[0]).__name__
         )
-    packed = [item_of(one, array) for one, array in zip(listed, arrays, strict=True)]
-    codec = Received(place.rank, packed[place.rank][1], likes or None, outs)
+    packed = [item_of(one, array, place.codec) for one, array in zip(listed, arrays, strict=True)]
+    codec = Received(place.rank, packed[place.rank][1], likes or None, outs, codec=place.codec)
     fingerprint = Fingerprint("alltoall", path, dtype=dtype, name=name)
     sent = [item for item, _ in packed]
     return Call(fingerprint, items.alltoall(sent, codec, place.rank, place.size))
@@ -123,8 +124,8 @@ def _described(values: Sequence[Any]) -> list[Array | None]:
     return found
 
 
-def _in_common(arrays: Sequence[Array | None]) -> tuple[str, str | None]:
+def _in_common(arrays: Sequence[Array | None], other: str) -> tuple[str, str | None]:
     """Path and dtype as they are compared across ranks; with a bar between them where the values differ."""
-    paths = {"object" if array is None else "array" for array in arrays}
+    paths = {other if array is None else "array" for array in arrays}
     dtypes = {array.dtype.name for array in arrays if array is not None}
     return "|".join(sorted(paths)), "|".join(sorted(dtypes)) or None

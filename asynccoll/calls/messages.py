@@ -7,13 +7,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from asynccoll import objects
 from asynccoll.buffers import describe, rebuild
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.received import array_of, item_of
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.mail import Receive, Send
 from asynccoll.engine.programs import items
+from asynccoll.objects import Codec
 
 __all__ = ["Message", "receive", "send"]
 
@@ -52,7 +52,7 @@ def _peer(place: Place, rank: Any, argument: str) -> int:
 def send(place: Place, value: Any, dst: Any, tag: Any) -> Call:
     """One message, of which a snapshot is taken."""
     to = _peer(place, dst, "dst")
-    item, _ = item_of(value, describe(value))
+    item, _ = item_of(value, describe(value), place.codec)
     return Call(
         Fingerprint("send", root=to), items.nothing(), mail=Send(to, _tag(tag), item.meta, item.payload)
     )
@@ -64,7 +64,7 @@ def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
     wanted = None if tag is None else _tag(tag)
 
     def value(meta: bytes, memory: memoryview, source: int, tag: int) -> Any:
-        found = _value(meta, memory)
+        found = _value(meta, memory, place.codec)
         return Message(found, source, tag) if verb == "recv_message" else found
 
     return Call(Fingerprint(verb, root=source), items.nothing(), mail=Receive(source, wanted, _memory, value))
@@ -76,9 +76,9 @@ def _memory(meta: bytes, nbytes: int) -> memoryview:
     return np.empty(nbytes, np.uint8).data
 
 
-def _value(meta: bytes, memory: memoryview) -> Any:
+def _value(meta: bytes, memory: memoryview, codec: Codec) -> Any:
     found = array_of(meta, len(memory))
     if found is None:
-        return objects.loads(memory)
+        return codec.loads(memory)
     dtype, shape, container = found
     return rebuild(container, dtype, shape, np.frombuffer(memory, dtype.storage))

@@ -34,8 +34,8 @@ def broadcast(place: Place, value: Any, root: Any, out: Any, algorithm: str, nam
     if here:
         if like is None and out is not None:
             raise TypeError(f"out= takes an array; the root broadcasts a {type(value).__name__}")
-        item, own = item_of(value, like)
-    path = "array" if like is not None else ("object" if here else None)
+        item, own = item_of(value, like, place.codec)
+    path = "array" if like is not None else (place.codec.path if here else None)
     fingerprint = Fingerprint(
         "broadcast",
         path,
@@ -48,7 +48,7 @@ def broadcast(place: Place, value: Any, root: Any, out: Any, algorithm: str, nam
         loose_path=True,
     )
     likes = None if like is None else [like] * place.size
-    codec = Received(place.rank, own, likes, outs, strict=True)
+    codec = Received(place.rank, own, likes, outs, strict=True, codec=place.codec)
     return Call(fingerprint, items.broadcast(item, codec, place.rank, place.size, root))
 
 
@@ -60,10 +60,10 @@ def allgather(place: Place, value: Any, out: Sequence[Any] | None, algorithm: st
     outs = None
     if out is not None:
         outs = checked_outs(out, place.size, "allgather", dtype, type(value).__name__)
-    item, own = item_of(value, array)
+    item, own = item_of(value, array, place.codec)
     fingerprint = Fingerprint(
         "allgather",
-        "array" if array is not None else "object",
+        "array" if array is not None else place.codec.path,
         dtype=dtype.name if dtype is not None else None,
         name=name,
         algorithm=algorithm,
@@ -75,7 +75,7 @@ def allgather(place: Place, value: Any, out: Sequence[Any] | None, algorithm: st
         return registry.choose("allgather", 1, largest, place.size, table=place.table)
 
     likes = None if array is None else [array] * place.size
-    codec = Received(place.rank, own, likes, outs)
+    codec = Received(place.rank, own, likes, outs, codec=place.codec)
     return Call(fingerprint, items.allgather(item, codec, place.rank, place.size, choose))
 
 

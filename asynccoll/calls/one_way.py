@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from asynccoll import objects, reduction
+from asynccoll import reduction
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.buffers import Array, Flat, describe, matches_out
@@ -90,16 +90,16 @@ def _reduce_objects(
             f"out= takes the result of an array; reduce of a {type(value).__name__} returns a new value"
         )
     compared, tree = function_of(op, op_name)
-    fingerprint = Fingerprint("reduce", "object", compared, root=root, name=name, algorithm=algorithm)
+    fingerprint = Fingerprint("reduce", place.codec.path, compared, root=root, name=name, algorithm=algorithm)
     program = folds.reduce(
-        objects.dumps(value),
+        place.codec.dumps(value),
         place.rank,
         place.size,
         root,
         op if op_name is None else reduction.fold_op(op_name),
         finisher(op_name),
-        objects.loads,
-        objects.dumps,
+        place.codec.loads,
+        place.codec.dumps,
         tree=tree,
     )
     return Call(fingerprint, program)

@@ -12,6 +12,7 @@ from asynccoll.buffers import Array, describe
 from asynccoll.declared import Associative
 from asynccoll.engine.fingerprint import Digests, Fingerprint
 from asynccoll.engine.transfers import Program, Swap
+from asynccoll.objects import PICKLES, Codec
 
 __all__ = ["Call", "Place", "as_target", "checked_root", "function_of", "into", "wanted_algorithm"]
 
@@ -41,6 +42,8 @@ class Place:
     """What ``algorithm="auto"`` stands for: "auto", or the choice of ``ASYNCCOLL_ALGORITHM``."""
     table: Mapping[str, Any] | None
     """Thresholds of the automatic choice, as rank 0 handed them out."""
+    codec: Codec = PICKLES
+    """How values that are no arrays travel."""
     plans: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False)
     """Reductions of arrays that were called before; see `asynccoll.calls.reducing`."""
 

@@ -37,6 +37,7 @@ class Received:
         outs: Mapping[int, Any] | None,
         *,
         strict: bool = False,
+        codec: objects.Codec,
     ) -> None:
         self._rank = rank
         self._own = own
@@ -47,13 +48,14 @@ class Received:
         """Rank -> array to receive into, or None."""
         self._strict = strict
         """dtype and shape must be those of `_likes` (broadcast); else only the dtype, which START has compared."""
+        self._loads = codec.loads
         self._values: dict[int, Callable[[], Any]] = {}
 
     def keep(self, item: items.Item) -> None:
         """This rank's own value is part of the result."""
         rank, own = self._rank, self._own
         if self._likes is None:
-            self._values[rank] = lambda: objects.loads(own)
+            self._values[rank] = lambda: self._loads(own)
             return
         like = self._likes[rank]
         if self._outs is None:
@@ -70,7 +72,7 @@ class Received:
             if like is not None:
                 raise Disagrees("an object arrived where an array was passed")
             pickled = bytearray(nbytes)
-            self._values[rank] = lambda: objects.loads(pickled)
+            self._values[rank] = lambda: self._loads(pickled)
             return memoryview(pickled)
         dtype, shape, container = described
         if like is not None and (like.dtype is not dtype or (self._strict and like.shape != shape)):
@@ -130,10 +132,10 @@ def array_of(meta: bytes, nbytes: int) -> tuple[DType, tuple[int, ...], str] | N
 _OBJECT_META = objects.pack_control(None)
 
 
-def item_of(value: Any, array: Array | None) -> tuple[items.Item, Any]:
+def item_of(value: Any, array: Array | None, codec: objects.Codec) -> tuple[items.Item, Any]:
     """``value``, whose description is ``array``, as an item; and what a `Received` takes as a rank's own: a snapshot of it."""
     if array is None:
-        payload = objects.dumps(value)
+        payload = codec.dumps(value)
         return items.Item(_OBJECT_META, memoryview(payload)), payload
     flat = array.pack()
     meta = objects.pack_control([array.dtype.name, list(array.shape), array.container])

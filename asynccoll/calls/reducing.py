@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from asynccoll import objects, reduction
+from asynccoll import reduction
 from asynccoll.algorithms import registry
 from asynccoll.buffers import Array, describe, matches_out
 from asynccoll.calls.place import Call, Place, as_target, function_of, into, wanted_algorithm
@@ -133,10 +133,10 @@ def _fold(place: Place, value: Any, op: Any, op_name: str | None, algorithm: str
         return total if op_name is None else reduction.finish_object(op_name, total, size)
 
     compared, tree = function_of(op, op_name)
-    fingerprint = Fingerprint("allreduce", "object", compared, name=name, algorithm=algorithm)
-    payload = objects.dumps(value)
+    fingerprint = Fingerprint("allreduce", place.codec.path, compared, name=name, algorithm=algorithm)
+    payload = place.codec.dumps(value)
     program = items.fold_objects(
-        payload, place.rank, size, fold, finish, objects.loads, objects.dumps, tree=tree
+        payload, place.rank, size, fold, finish, place.codec.loads, place.codec.dumps, tree=tree
     )
     return Call(fingerprint, program)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asynccoll import objects, reduction
+from asynccoll import reduction
 from asynccoll.buffers import describe, matches_out
 from asynccoll.calls.one_way import chosen, filled, finisher
 from asynccoll.calls.place import Call, Place, as_target, wanted_algorithm
@@ -61,14 +61,14 @@ def _fold(
 ) -> Call:
     wanted_algorithm(place, verb, algorithm)
     program = folds.scan(
-        objects.dumps(value),
+        place.codec.dumps(value),
         place.rank,
         place.size,
         verb == "exscan",
         op if op_name is None else reduction.fold_op(op_name),
         finisher(op_name),
-        objects.loads,
-        objects.dumps,
+        place.codec.loads,
+        place.codec.dumps,
     )
-    fingerprint = Fingerprint(verb, "object", op_name or "callable", name=name, algorithm=algorithm)
+    fingerprint = Fingerprint(verb, place.codec.path, op_name or "callable", name=name, algorithm=algorithm)
     return Call(fingerprint, program)

@@ -53,9 +53,9 @@ class Disagrees(Exception):
     """What a peer sent does not fit this rank's call: the ranks compare their calls and raise `CollectiveMismatch`."""
 
 
-def refusal(error: BaseException) -> dict[str, Any]:
+def refusal(error: BaseException, safe: bool = False) -> dict[str, Any]:
     """ABORT body that carries ``error`` to the other ranks; without the original where that is too large."""
-    info = capture(error)
+    info = capture(error, safe)
     for part, limit in (("type", 1 << 10), ("message", 1 << 13), ("traceback", 1 << 14)):
         info[part] = clipped(info[part], limit)
     if info["pickle"] is not None and len(info["pickle"]) > MAX_CONTROL // 2:
@@ -116,11 +116,11 @@ class Aborts:
             self.disagree(op)
             return
         if isinstance(error, FoldFailed):
-            body = refusal(error.original)
+            body = refusal(error.original, self._engine.safe)
             self.broadcast(op, body)
             self.end(op, self._remote(op, op.rank, body))
             return
-        body = refusal(error)
+        body = refusal(error, self._engine.safe)
         self.broadcast(op, body)
         if not isinstance(error, Exception):  # not for a future to raise: SystemExit, CancelledError ...
             self.end(op, self._remote(op, op.rank, body))
@@ -287,7 +287,7 @@ class Aborts:
         return self._remote(op, rank, body)
 
     def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:
-        type_name, message, trace, original = restore(body["error"])
+        type_name, message, trace, original = restore(body["error"], self._engine.safe)
         return RemoteError(
             rank,
             type_name,

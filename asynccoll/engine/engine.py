@@ -46,6 +46,8 @@ class Engine:
         self.rank = rank
         """World rank."""
         self.size = size
+        self.safe = False
+        """Unpickle nothing that a peer sends, exceptions neither."""
         self.now = 0.0
         """The latest time that the driver gave."""
         self._groups: dict[int, Group] = {}
@@ -146,7 +148,7 @@ class Engine:
         early = group.early.pop(op.seq, None)
         if early is not None:
             self._outgoing.release(early)
-        self._aborts.broadcast(op, refusal(error))
+        self._aborts.broadcast(op, refusal(error, self.safe))
         self._aborts.end(op, error)
 
     def _number(self, op: Operation, now: float) -> Group:

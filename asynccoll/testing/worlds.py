@@ -22,6 +22,7 @@ async def local_world(
     *,
     transport: str = "tcp",
     timeout: float | None = 60.0,
+    safe: bool = False,
     seed: int = 0,
     conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[list[Communicator]]:
@@ -31,6 +32,7 @@ async def local_world(
         n: world size.
         transport: ``"tcp"`` (sockets on loopback) or ``"memory"`` (no sockets; in virtual time on an `asynccoll.sim.loop.SimLoop`).
         timeout: default time limit of an operation, in seconds.
+        safe: as for `asynccoll.init`: nothing is pickled.
         seed, conditions: delays and splitting of the in-memory links.
     """
     if n < 1:
@@ -40,9 +42,11 @@ async def local_world(
     try:
         if transport == "memory":
             network = SimNetwork(asyncio.get_running_loop(), n, seed=seed, conditions=conditions)
-            communicators += [Communicator(driver, options=Options(timeout)) for driver in network.drivers]
+            communicators += [
+                Communicator(driver, options=Options(timeout, safe=safe)) for driver in network.drivers
+            ]
         elif transport == "tcp":
-            communicators += await _over_tcp(n, timeout)
+            communicators += await _over_tcp(n, timeout, safe)
         else:
             raise ValueError(f"transport={transport!r} does not exist; use 'tcp' or 'memory'")
         yield communicators
@@ -50,9 +54,9 @@ async def local_world(
         await asyncio.gather(*(communicator.close() for communicator in communicators))
 
 
-async def _over_tcp(n: int, timeout: float | None) -> list[Communicator]:
+async def _over_tcp(n: int, timeout: float | None, safe: bool) -> list[Communicator]:
     if n == 1:
-        return [await connect(rank=0, world_size=1, timeout=timeout)]
+        return [await connect(rank=0, world_size=1, timeout=timeout, safe=safe)]
     secret = secrets.token_bytes(32)
     with socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * n)) as listener:
         port = listener.getsockname()[1]
@@ -73,6 +77,6 @@ async def _over_tcp(n: int, timeout: float | None) -> list[Communicator]:
         ]
         return list(
             await asyncio.gather(
-                *(open_mesh(place, secret, timeout=timeout, init_timeout=60) for place in places)
+                *(open_mesh(place, secret, timeout=timeout, init_timeout=60, safe=safe) for place in places)
             )
         )

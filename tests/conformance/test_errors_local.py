@@ -590,7 +590,7 @@ async def test_a_failed_init_leaves_nothing_behind():
     ("option", "value"),
     [
         ("ssl", object()),
-        ("safe", True),
+        ("safe", 1),
         ("transport", "carrier pigeon"),
         ("transport", None),
         ("streams", 2),
