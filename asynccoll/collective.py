@@ -188,7 +188,7 @@ def _result(future: concurrent.futures.Future[Any]) -> Any:
     """What a blocking call returns. Ctrl-C ends the operation on every replica."""
     try:
         return future.result()
-    except BaseException:
+    except BaseException:  # re-raised
         future.cancel()  # does nothing unless the wait was interrupted
         raise
 

@@ -76,7 +76,7 @@ def dumps(value: Any) -> bytes:
 def _cloudpickled(value: Any) -> bytes:
     import cloudpickle
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle is untyped
         """Without cloudpickle's rule that a memoryview arrives as bytes: a value arrives as what it is, or not at all."""
 
         dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child({memoryview: _refuse_memoryview})

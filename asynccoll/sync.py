@@ -154,7 +154,7 @@ def _blocking(
         pending = cast("Pending[T]", verb(self._threaded, *args, **kwargs))
         try:
             return pending.result()
-        except BaseException:
+        except BaseException:  # re-raised
             pending.cancel()  # after Ctrl-C it is still under way; after any other exception this does nothing
             raise
 
@@ -295,7 +295,7 @@ def open_with(connect: Callable[[], Awaitable[Communicator]]) -> SyncCommunicato
     opening = thread.run(opened())
     try:
         return SyncCommunicator(opening.result(), thread)
-    except BaseException:
+    except BaseException:  # re-raised: whatever ends the wait, Ctrl-C too, no thread may be left behind
         opening.cancel()
         thread.stop()
         raise
@@ -307,7 +307,7 @@ def _like(
     """Give a function the arguments of ``opener``."""
 
     def decorate(function: Callable[..., SyncCommunicator]) -> Callable[P, SyncCommunicator]:
-        function.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]
+        function.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]  # functions have no such attribute in typeshed
             return_annotation=SyncCommunicator
         )
         return cast("Callable[P, SyncCommunicator]", function)

@@ -41,7 +41,7 @@ class Work(asyncio.Future[T]):
                 self.ended(op)
             else:
                 pump.refuse(op, op.refused)
-        except BaseException:
+        except BaseException:  # re-raised
             if self.done():
                 self.exception()  # what ended it is raised here, or by the caller's own reduce function
             raise

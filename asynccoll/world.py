@@ -366,7 +366,7 @@ def on_default(verb: Callable[Concatenate[C, P], R], get: Callable[[str], C]) ->
         return verb(get(verb.__name__), *args, **kwargs)
 
     signature = inspect.signature(verb)
-    forwarded.__signature__ = signature.replace(  # type: ignore[attr-defined]
+    forwarded.__signature__ = signature.replace(  # type: ignore[attr-defined]  # functions have no such attribute in typeshed
         parameters=list(signature.parameters.values())[1:]
     )
     return forwarded

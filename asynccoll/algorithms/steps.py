@@ -19,13 +19,14 @@ An algorithm is a generator of steps for one rank. The rules that give the steps
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, final
 
 __all__ = ["Finish", "Operand", "Recv", "Schedule", "Send", "Step"]
 
 Operand: TypeAlias = Literal["lower", "higher"]
 
 
+@final
 class Send(NamedTuple):
     """Lend elements ``[lo, hi)`` to ``peer``."""
 
@@ -36,6 +37,7 @@ class Send(NamedTuple):
     snapshot: bool = False
 
 
+@final
 class Recv(NamedTuple):
     """Wait for elements ``[lo, hi)`` from ``peer``; overwrite the final plane, or combine into the partial one."""
 
@@ -45,6 +47,7 @@ class Recv(NamedTuple):
     combine: Operand | None = None
 
 
+@final
 class Finish(NamedTuple):
     """Elements ``[lo, hi)`` are completely reduced here: divide and round them into the final plane."""
 

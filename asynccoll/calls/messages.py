@@ -64,7 +64,11 @@ def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
     wanted = None if tag is None else _tag(tag)
 
     def value(meta: bytes, memory: memoryview, source: int, tag: int) -> Any:
-        found = _value(meta, memory, place.codec)
+        try:
+            found = _value(meta, memory, place.codec)
+        except Exception as error:
+            error.add_note(f"raised by the message of rank {source} with tag {tag}")
+            raise
         return Message(found, source, tag) if verb == "recv_message" else found
 
     return Call(Fingerprint(verb, root=source), items.nothing(), mail=Receive(source, wanted, _memory, value))

@@ -102,7 +102,11 @@ class Received:
 
     def value(self, rank: int) -> Any:
         """The value from ``rank``, whose memory is filled."""
-        return self._values.pop(rank)()
+        try:
+            return self._values.pop(rank)()
+        except Exception as error:
+            error.add_note(f"raised by the value of rank {rank}")
+            raise
 
 
 def _parse(description: Any) -> tuple[DType, tuple[int, ...], str]:

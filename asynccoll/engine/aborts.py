@@ -166,7 +166,8 @@ class Aborts:
                 if op.inquest is None:
                     self._open(op, "mismatch", 0.0)
                     self._answer(op)
-                op.inquest.answers[rank] = body  # type: ignore[union-attr]
+                assert op.inquest is not None
+                op.inquest.answers[rank] = body
             elif reason == "timeout":
                 self.end(op, self._timeout(op, {op.rank}, body, " before the others gave up"))
                 return

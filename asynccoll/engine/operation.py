@@ -69,8 +69,8 @@ class InStream:
         self.filled = end = filled + len(piece)
         if self.into is not None:
             self.into[filled:end] = piece
-        else:
-            self.fold(filled, piece)  # type: ignore[misc]
+        elif self.fold is not None:
+            self.fold(filled, piece)
 
     def complete(self) -> bool:
         """True, and nothing is posted any more, if the posted transfer has all its bytes."""

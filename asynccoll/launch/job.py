@@ -84,7 +84,7 @@ class Job:
     def __enter__(self) -> Job:
         try:
             self._start()
-        except BaseException:
+        except BaseException:  # re-raised: no rank may be left running, Ctrl-C or not
             self.close()
             raise
         return self

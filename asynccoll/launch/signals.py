@@ -46,7 +46,7 @@ class SignalPipe:
                     if handler is not None and handler != signal.SIG_IGN:
                         self._previous[number] = handler
                         signal.signal(number, _stay)
-            except BaseException:
+            except BaseException:  # re-raised: handlers and descriptors go back, Ctrl-C or not
                 self._close()
                 raise
         return self

@@ -299,8 +299,9 @@ class TestErrors:
         async with world(2) as comms:
             comms[0].send(Refused(), 1)
             comms[0].send("right", 1)
-            with pytest.raises(LookupError, match="not here"):
+            with pytest.raises(LookupError, match="not here") as caught:
                 await comms[1].recv()
+            assert caught.value.__notes__ == ["raised by the message of rank 0 with tag 0"]
             assert await comms[1].recv() == "right"
 
 

@@ -118,7 +118,7 @@ async def test_one_drop_of_bytes_a_second_does_not_buy_more_time(monkeypatch):
         with pytest.raises(OSError, match=r"reset|pipe"):
             for sent in range(len(hello)):
                 sock.send(hello[sent : sent + 1])
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # a slow stranger: the pace is what is tested
     assert sent < len(hello) - 1
     close(await asyncio.gather(zero, form(1, 2, port)))
 
@@ -218,10 +218,10 @@ async def test_accepting_can_be_stopped_while_it_pauses():
             acceptor.start()
             with socket.create_connection(listener.getsockname()):
                 while not listener.asked:
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # a poll: ends as soon as it is asked
                 await acceptor.stop()
                 asked = listener.asked
-                await asyncio.sleep(2 * accepting._RESOURCE_PAUSE)
+                await asyncio.sleep(2 * accepting._RESOURCE_PAUSE)  # the time in which it would ask again
             assert listener.asked == asked
 
 

@@ -116,7 +116,7 @@ async def test_somebody_else_at_the_address(answer, fragment):
     server.close()
     await server.wait_closed()
     while len(asyncio.all_tasks()) > 1:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # a poll: the server's tasks end on their own
 
 
 async def test_another_protocol_version_at_the_address_is_told_at_once():
@@ -135,7 +135,7 @@ async def test_another_protocol_version_at_the_address_is_told_at_once():
     server.close()
     await server.wait_closed()
     while len(asyncio.all_tasks()) > 1:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # a poll: the server's tasks end on their own
 
 
 async def test_a_wrong_secret_is_told_to_the_dialer_and_harms_nobody():
@@ -526,7 +526,9 @@ async def test_a_new_rank_waits_until_a_left_over_rank_0_is_gone():
     old = asyncio.ensure_future(form(0, 2, port, generation=2, init_timeout=LONG))
     await attentive(port)
     one = asyncio.ensure_future(form(1, 2, port, generation=3))
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(
+        0.2
+    )  # nothing is to happen: too short a time can only hide a fault, never make the test fail
     assert not one.done()
     old.cancel()
     close(await asyncio.gather(form(0, 2, port, generation=3), one))

@@ -116,7 +116,7 @@ async def test_on_loopback_nobody_listens_wider():
     port = free_port()
     forming = [asyncio.ensure_future(form(rank, 4, port)) for rank in (0, 1, 2)]
     while len(listening_addresses() - before) < 3:  # rank 0 and the two that expect calls from higher ranks
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # a poll
     opened = {address.partition(":")[0] for address in listening_addresses() - before}
     assert opened == {"0100007F"}
     close(await asyncio.gather(*forming, form(3, 4, port)))

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
-from asynccoll.algorithms.steps import Send
+from asynccoll.algorithms.steps import Recv, Send
 from asynccoll.engine.aborts import FoldFailed
 from asynccoll.engine.transfers import (
     Program,
@@ -169,8 +169,8 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
         blocks = range(step.lo, step.hi)
         if type(step) is Send:
             yield from send_message(step.peer, b"".join(encoded[block] for block in blocks))
-        else:
-            reader = _Reader((yield from recv_message(step.peer)))  # type: ignore[union-attr]
+        elif type(step) is Recv:
+            reader = _Reader((yield from recv_message(step.peer)))
             for block in blocks:
                 meta, nbytes, payload = found[block] = reader.item()
                 encoded[block] = _encode(meta, nbytes, payload)
@@ -190,8 +190,8 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
                     continue
                 if type(step) is Send:
                     yield SendBytes(step.peer, memories[block])
-                else:
-                    yield RecvBytes(step.peer, memories[block])  # type: ignore[union-attr]
+                elif type(step) is Recv:
+                    yield RecvBytes(step.peer, memories[block])
     return [codec.value(block) for block in range(size)]
 
 
@@ -269,17 +269,16 @@ def alltoall(items: list[Item], codec: Codec, rank: int, size: int) -> Program:
             yield from send_message(step.peer, _whole(items[step.peer]))
     codec.keep(items[rank])
     for step in steps:
-        peer = step.peer  # type: ignore[union-attr]
         if type(step) is Send:
-            if len(items[peer].payload) > INLINE:
-                yield SendBytes(peer, items[peer].payload)
-            continue
-        reader = _Reader((yield from recv_message(peer, _LONGEST)))
-        described = reader.item()
-        reader.end()
-        memory = _settle(codec, peer, described)
-        if memory is not None:
-            yield RecvBytes(peer, memory)
+            if len(items[step.peer].payload) > INLINE:
+                yield SendBytes(step.peer, items[step.peer].payload)
+        elif type(step) is Recv:
+            reader = _Reader((yield from recv_message(step.peer, _LONGEST)))
+            described = reader.item()
+            reader.end()
+            memory = _settle(codec, step.peer, described)
+            if memory is not None:
+                yield RecvBytes(step.peer, memory)
     return [codec.value(peer) for peer in range(size)]
 
 

@@ -137,21 +137,20 @@ def run_steps(
     partial_bytes = flat_bytes(partial) if arithmetic.separate else final_bytes
     wide, narrow = partial.itemsize, final.itemsize
     for step in steps:
-        kind = type(step)
-        if kind is Send:
-            peer, lo, hi, is_final, snapshot = step  # type: ignore[misc]
+        if type(step) is Send:
+            peer, lo, hi, is_final, snapshot = step
             if is_final:
                 yield SendBytes(peer, final_bytes[lo * narrow : hi * narrow], snapshot)
             else:
                 yield SendBytes(peer, partial_bytes[lo * wide : hi * wide], snapshot)
-        elif kind is Recv:
-            peer, lo, hi, combine = step  # type: ignore[misc]
+        elif type(step) is Recv:
+            peer, lo, hi, combine = step
             if combine is None:
                 yield RecvBytes(peer, final_bytes[lo * narrow : hi * narrow])
             else:
                 yield FoldBytes(peer, (hi - lo) * wide, _folder(arithmetic, partial[lo:hi], combine))
         else:
-            lo, hi = step  # type: ignore[misc]
+            lo, hi = step
             arithmetic.finish(partial[lo:hi], final[lo:hi], size)
 
 
