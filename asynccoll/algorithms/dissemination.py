@@ -7,9 +7,9 @@
     round 1   0-2  1-3  4-6  5-7              round 1   r -> r + 2      (modulo size)
     round 2   0-4  1-5  2-6  3-7              round 2   r -> r + 4
 
-A rank that forwards in each round what it has heard so far has heard from everybody at the end: this is the
-graph of the START round, and of a barrier. In the hypercube both directions of a round share one link, and
-one write with the first data frame of `doubling`.
+A rank that forwards in each round what it has heard so far has heard from everybody at the end: most START
+rounds take this graph (`asynccoll.algorithms.start`). In the hypercube both directions of a round share one link,
+and one write with the first data frame of `doubling`.
 
 The allgather sends in round k the blocks a rank holds: in the hypercube the aligned group of 2^k blocks
 around it, else the 2^k blocks that end with its own, less what the receiver has already. A group that

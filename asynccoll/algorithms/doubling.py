@@ -20,7 +20,7 @@ block) on both sides, and both compute the same bits. Since several ranks comput
 whose rounding differs between libraries (complex product) must not come here.
 
 Both sides of a round send what they are about to overwrite: those sends are snapshots. A round's peer is
-the START round's peer (`dissemination.partners`) where the size is a power of two.
+that of `dissemination.partners` where the size is a power of two.
 
 Communication steps for one slab: log2 size for powers of two, else at most floor(log2 size) + 2; slabs
 follow one another.

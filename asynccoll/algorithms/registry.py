@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from asynccoll.algorithms import dissemination, doubling, ring, tree
+from asynccoll.algorithms import dissemination, doubling, linear, ring, tree
 from asynccoll.algorithms.steps import Schedule
 
 __all__ = ["DEFAULT", "Table", "choose", "default_table", "names", "schedule"]
@@ -20,11 +20,12 @@ Table: TypeAlias = Mapping[str, Sequence[Sequence[Any]]]
 """Verb -> rows ``(size limit or None, byte limit or None, algorithm)``."""
 
 DEFAULT: Final[Table] = {
-    # Measured on two cores over loopback, W = 2, 3, 4 (`benchmarks/`). Doubling has the shortest way and most messages; the
-    # tree the fewest messages, but all bytes over its root, which beyond 4 ranks tells earlier; the ring the fewest bytes
-    # per rank.
+    # Measured on two cores over loopback, W = 2, 3, 4 (`benchmarks/`). Doubling has the shortest way and most messages; linear
+    # as few as the tree, along the START round's own way up to 4 ranks; the tree all bytes over its root, which beyond 4 ranks
+    # tells earlier; the ring the fewest bytes per rank.
     "allreduce": (
         (2, 1 << 16, "doubling"),
+        (4, 1 << 16, "linear"),
         (None, 1 << 12, "doubling"),
         (4, 1 << 19, "tree"),
         (None, 1 << 17, "tree"),
@@ -48,6 +49,7 @@ _SCHEDULES: Final[Mapping[tuple[str, str], Callable[..., Schedule]]] = {
     ("allreduce", "ring"): ring.allreduce,
     ("allreduce", "tree"): tree.allreduce,
     ("allreduce", "doubling"): doubling.allreduce,
+    ("allreduce", "linear"): linear.allreduce,
     ("allgather", "ring"): ring.allgather,
     ("allgather", "doubling"): dissemination.allgather,
     ("broadcast", "tree"): tree.broadcast,

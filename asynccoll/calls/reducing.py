@@ -80,7 +80,7 @@ def allreduce_in_place(place: Place, value: Any, op: Any, algorithm: str, name: 
 class Plan:
     """What an array's reduction will be, decided before any memory is touched."""
 
-    __slots__ = ("agreed", "algorithm", "arithmetic", "expected", "fingerprint", "operands")
+    __slots__ = ("agreed", "algorithm", "arithmetic", "expected", "fingerprint", "turns")
 
     def __init__(self, place: Place, op: str, array: Array, algorithm: str, name: str | None) -> None:
         dtype = array.dtype
@@ -91,7 +91,7 @@ class Plan:
             "allreduce", "array", op, dtype.name, array.shape, None, name, algorithm
         )
         self.agreed = digests(self.fingerprint)
-        self.operands = reductions.swap_operands(
+        self.turns = reductions.swap_turns(
             self.algorithm, place.rank, place.size, array.count, arithmetic.partial.itemsize
         )
         self.expected: Mapping[int, int] | None = None
@@ -117,8 +117,8 @@ def plan_of(place: Place, op: str, array: Array, algorithm: str, name: str | Non
 
 def _reduce(place: Place, plan: Plan, flat: Any, result: Callable[[], Any]) -> Call:
     part = reductions.Part(flat, plan.arithmetic, plan.algorithm)
-    if plan.operands is not None:
-        swap = reductions.swap(part, plan.operands, place.size, result)
+    if plan.turns is not None:
+        swap = reductions.swap(part, plan.turns, place.size, result)
         return Call(plan.fingerprint, swap, None, plan.agreed, swaps=True)
     program = reductions.allreduce(part, place.rank, place.size, result)
     return Call(plan.fingerprint, program, plan.expected, plan.agreed)

@@ -123,11 +123,11 @@ class Arrivals:
             return
         op = group.active.get(seq)
         if op is not None:
-            self._rounds.receive(op, peer, round_, payload)
+            self._rounds.receive(op, peer, payload)
         elif seq >= wire.MESSAGES:
             raise ProtocolError(f"rank {peer} sent a START record for a message")
         elif seq >= group.next_seq:
-            group.early_of(seq).keep_record(peer, round_, bytes(payload))
+            group.early_of(seq).keep_record(peer, bytes(payload))
 
     def control(self, peer: int, kind: int, comm: int, seq: int, payload: memoryview) -> None:
         """A complete frame of a kind other than DATA and START."""

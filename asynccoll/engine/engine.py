@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from asynccoll.algorithms.dissemination import partners
 from asynccoll.engine.aborts import Aborts, refusal
 from asynccoll.engine.arrivals import Arrivals
 from asynccoll.engine.departures import Departures
@@ -83,7 +82,6 @@ class Engine:
         if self._arrivals.known(comm):
             raise ValueError(f"the id {comm:#x} of communicator {name!r} is in use already")
         group = Group(comm, members, members.index(self.rank), name)
-        group.rounds = partners(group.rank, group.size)
         self._groups[comm] = group
         self._departures.inherit(group, self._groups[WORLD])
         self._arrivals.made(comm)
@@ -123,7 +121,7 @@ class Engine:
             self._outgoing.release(early)
             self._aborts.late_arrival(op, early)
             return
-        if op.rounds and not self._rounds.start(op):
+        if op.turns and not self._rounds.start(op):
             if early is not None:
                 self._outgoing.release(early)
             return
@@ -156,7 +154,7 @@ class Engine:
         op.seq = group.next_seq
         group.next_seq += 1
         op.members, op.rank, op.group = group.members, group.rank, group.name
-        op.rounds, op.heard = group.rounds, 1 << group.rank
+        op.tells, op.turns, op.heard = group.tells, group.turns, 1 << group.rank
         op.started = now
         return group
 
@@ -323,9 +321,9 @@ class Engine:
             op.inputs.setdefault(peer, InStream()).backlog.append(payload)
         for peer in sorted(early.wants):
             self._outgoing.wanted(op, peer)
-        for (peer, round_), record in early.records.items():
+        for peer, record in early.records.items():
             try:
-                self._rounds.receive(op, peer, round_, memoryview(record))
+                self._rounds.receive(op, peer, memoryview(record))
             except ProtocolError as error:
                 self.broken(peer, error)
             if op.inquest is not None or op.error is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from asynccoll.algorithms.start import graph
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
 from asynccoll.errors import ProtocolError
@@ -28,8 +29,8 @@ class Early:
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.records: dict[tuple[int, int], bytes] = {}
-        """START records: (world rank, round) -> payload."""
+        self.records: dict[int, bytes] = {}
+        """START records: world rank -> payload."""
         self.payload: list[tuple[int, int, memoryview]] = []
         """DATA: world rank, tag, payload. All of it is eager."""
         self.grants: dict[int, int] = {}
@@ -39,15 +40,13 @@ class Early:
         self.aborts: dict[int, Mapping[str, Any]] = {}
         """ABORT: group rank -> its first body. Not empty: this is a tombstone."""
 
-    def keep_record(self, peer: int, round_: int, payload: bytes) -> None:
+    def keep_record(self, peer: int, payload: bytes) -> None:
         """Keep a START record; a rank sends one for each round."""
-        if (peer, round_) in self.records:
-            raise ProtocolError(f"rank {peer} sent two START records for round {round_}")
-        if round_ >= len(self.group.rounds):
-            raise ProtocolError(
-                f"rank {peer} sent a START record for round {round_} of {len(self.group.rounds)}"
-            )
-        self.records[peer, round_] = payload
+        if peer not in self.group.turns:
+            raise ProtocolError(f"rank {peer} sent a START record, and is not to tell this rank")
+        if peer in self.records:
+            raise ProtocolError(f"rank {peer} sent two START records")
+        self.records[peer] = payload
 
 
 class Farewell(NamedTuple):
@@ -75,9 +74,10 @@ class Group:
         "name",
         "next_seq",
         "rank",
-        "rounds",
         "rumoured",
         "size",
+        "tells",
+        "turns",
     )
 
     def __init__(self, comm: int, members: tuple[int, ...], rank: int, name: str) -> None:
@@ -90,8 +90,11 @@ class Group:
         self.name = name
         self.index = {world: group for group, world in enumerate(members)}
         """World rank -> group rank."""
-        self.rounds: tuple[tuple[int, int], ...] = ()
-        """START graph of the group."""
+        tells, hears = graph(rank, self.size)
+        self.tells = tuple(tuple(members[peer] for peer in peers) for peers in tells)
+        """START graph: world ranks to tell after i peers have been heard."""
+        self.turns = {members[peer]: turn for turn, peer in enumerate(hears)}
+        """START graph: world rank to hear -> its turn."""
         self.next_seq = 0
         """Number of the next call; every smaller number has been called here."""
         self.active: dict[int, Operation] = {}

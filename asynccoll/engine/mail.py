@@ -132,7 +132,7 @@ class Mail:
     def _enrol(self, group: Group, op: Operation, seq: int, peer: int | None) -> None:
         """Make ``op`` one of the group's, between this rank and ``peer`` (None: any)."""
         engine = self._engine
-        op.seq, op.rank, op.group, op.rounds, op.heard = seq, group.rank, group.name, (), 0
+        op.seq, op.rank, op.group, op.tells, op.turns, op.heard = seq, group.rank, group.name, ((),), {}, 0
         op.members, op.digests = group.members, _DIGESTS
         op.needs = group.members if peer is None else (group.members[peer],)
         op.started = engine.now

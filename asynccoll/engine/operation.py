@@ -154,11 +154,12 @@ class Operation:
         "remaining",
         "result",
         "round",
-        "rounds",
         "seq",
         "site",
         "started",
         "swaps",
+        "tells",
+        "turns",
         "unsent",
         "value_digest",
         "waiting",
@@ -173,8 +174,10 @@ class Operation:
     group: str
     """Name of the communicator."""
     started: float
-    rounds: tuple[tuple[int, int], ...]
-    """START graph: (send to, receive from) per round, in group ranks."""
+    tells: tuple[tuple[int, ...], ...]
+    """START graph: world ranks to tell after i peers have been heard."""
+    turns: Mapping[int, int]
+    """START graph: world rank to hear -> its turn."""
     heard: int
     """Bitmap of the group ranks known to have called."""
 
@@ -221,7 +224,7 @@ class Operation:
         self.remaining = NO_DEADLINE
         """Milliseconds that remained at the call."""
         self.round = 0
-        """Rounds that are complete; the START round is over when it equals ``len(rounds)``."""
+        """Peers heard in the START round, which is over when they are as many as `turns`."""
         self.early_records: dict[int, tuple[int, memoryview]] | None = None
         """Round -> bitmap heard and block, for records of rounds not reached yet."""
         self.inputs: dict[int, InStream] = {}
@@ -241,17 +244,14 @@ class Operation:
     @property
     def finished(self) -> bool:
         """The program has returned, its sends have left and the START round is over."""
-        return self.program is None and not self.unsent and self.round == len(self.rounds)
+        return self.program is None and not self.unsent and self.round == len(self.turns)
 
     def awaits(self, peer: int) -> bool:
         """It cannot go on without bytes of ``peer``, a world rank: its program waits for them, or its START round does."""
         if self.waiting is not None and self.inputs.get(peer) is self.waiting:
             return True
-        early = self.early_records or ()
-        return any(
-            self.members[self.rounds[round_][1]] == peer and round_ not in early
-            for round_ in range(self.round, len(self.rounds))
-        )
+        turn = self.turns.get(peer, -1)
+        return turn >= self.round and (self.early_records is None or turn not in self.early_records)
 
     def context(self, now: float) -> OpContext:
         """What every error about this operation reports."""

@@ -1,8 +1,8 @@
 """The START round: every rank tells what it calls, until each has heard of all. Knows records, not what blocks mean.
 
-Records travel on a graph that depends on the group alone (`asynccoll.algorithms.dissemination.partners`), so that they arrive
-whatever the ranks called. No operation is complete before its round is. The blocks of a small reduction whose partners are the
-same travel behind the records (`asynccoll.engine.transfers.Swap`).
+Records travel on a graph that depends on the group alone (`asynccoll.algorithms.start`), so that they arrive whatever the ranks
+called. No operation is complete before its round is. The blocks of a small reduction that moves along the same graph travel
+behind the records (`asynccoll.engine.transfers.Swap`).
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ class Rounds:
             op.remaining = min(int(op.limit * 1000), wire.NO_DEADLINE - 1)
         if op.swaps and not self._step(op, None):
             return False
-        self._send(op, op.remaining)
+        if op.tells[0]:
+            self._tell(op, op.remaining)
         return True
 
-    def _send(self, op: Operation, remaining: int) -> None:
-        """Pass on what this rank knows, to its partner of the present round."""
-        digests, members, round_ = op.digests, op.members, op.round
+    def _tell(self, op: Operation, remaining: int) -> None:
+        """Pass on what this rank knows, to those who are to hear it now."""
+        digests, round_ = op.digests, op.round
         frame = wire.start_frame(
             round_,
             op.comm,
             op.seq,
             digests.tag,
             (digests.strict, op.value_digest, remaining, op.heard),
-            len(members),
+            len(op.members),
             op.block,
         )
-        self._outgoing.post(members[op.rounds[round_][0]], frame)
+        for peer in op.tells[round_]:
+            self._outgoing.post(peer, frame)
 
-    def receive(self, op: Operation, peer: int, round_: int, payload: memoryview) -> None:
+    def receive(self, op: Operation, peer: int, payload: memoryview) -> None:
         """A record arrived: compare it, and pass the round on as far as it goes."""
-        rounds, members = op.rounds, op.members
-        if round_ >= len(rounds) or members[rounds[round_][1]] != peer:
-            raise ProtocolError(
-                f"rank {peer} sent a START record for round {round_}, which it has no part in"
-            )
-        if round_ < op.round or (op.early_records is not None and round_ in op.early_records):
-            raise ProtocolError(f"rank {peer} sent two START records for round {round_}")
-        (strict, value, remaining, heard), block = wire.parse_start(payload, len(members))
+        turn = op.turns.get(peer)
+        if turn is None:
+            raise ProtocolError(f"rank {peer} sent a START record, and is not to tell this rank")
+        if turn < op.round or (op.early_records is not None and turn in op.early_records):
+            raise ProtocolError(f"rank {peer} sent two START records")
+        (strict, value, remaining, heard), block = wire.parse_start(payload, len(op.members))
         if op.inquest is not None:
             return
         if strict != op.digests.strict:
@@ -76,24 +76,30 @@ class Rounds:
             raise ProtocolError(f"rank {peer} sent a block of {len(block)} bytes with a START record")
         if remaining < op.remaining:
             self._tighten(op, remaining)
-        if round_ != op.round:
+        if turn != op.round:
             if op.early_records is None:
                 op.early_records = {}
-            op.early_records[round_] = heard, memoryview(bytes(block))
+            op.early_records[turn] = heard, memoryview(bytes(block))
             return
+        tells = op.tells
         while True:
             op.heard |= heard
-            op.round = round_ = round_ + 1
+            op.round = turn = turn + 1
             if op.swaps and not self._step(op, block):
                 return
-            if round_ == len(rounds):
+            if tells[turn]:
+                self._tell(op, self._left(op))
+            if turn == len(op.turns):
+                if (
+                    op.swaps and op.program is not None and not self._step(op, None)
+                ):  # it was the last to tell
+                    return
                 if op.program is None and not op.unsent:
                     self._engine.finish(op)
                 return
-            self._send(op, self._left(op))
-            if op.early_records is None or round_ not in op.early_records:
+            if op.early_records is None or turn not in op.early_records:
                 return
-            heard, block = op.early_records.pop(round_)
+            heard, block = op.early_records.pop(turn)
 
     def _tighten(self, op: Operation, remaining: int) -> None:
         """A peer has less time than this rank had at its call."""

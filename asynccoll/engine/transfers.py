@@ -54,9 +54,9 @@ class FoldBytes(NamedTuple):
 
 Transfer: TypeAlias = SendBytes | RecvBytes | FoldBytes
 Program: TypeAlias = Generator[Transfer, None, Any]
-Swap: TypeAlias = Generator[memoryview, memoryview, Any]
-"""Body of a small operation whose partner in each round is that of the START round: it yields the block to send, is resumed with
-the partner's, and returns the operation's result after the last round. Blocks are copied, and travel behind the records."""
+Swap: TypeAlias = Generator[memoryview, Any, Any]
+"""Body of a small operation that moves along the START graph: it yields the block to tell, is resumed with that of each peer heard
+(with None where it tells after the last), and returns the operation's result. Blocks are copied, and travel behind the records."""
 
 
 def send_message(peer: int, payload: bytes | memoryview) -> Generator[Transfer, None, None]:

@@ -74,7 +74,7 @@ def test_allgather_puts_every_block_everywhere_whoever_runs_ahead(size, execute)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_allgather_meets_the_start_rounds_peers(size):
+def test_allgather_meets_the_partners(size):
     for rank in range(size):
         steps = list(dissemination.allgather(rank, size))
         pairs = dissemination.partners(rank, size)

@@ -62,7 +62,7 @@ def test_steps_and_bytes_are_as_documented(size, execute):
 
 
 @pytest.mark.parametrize("size", POWERS)
-def test_a_round_meets_the_start_rounds_peer(size):
+def test_a_round_meets_the_disseminations_peer(size):
     for rank in range(size):
         peers = [step.peer for step in doubling.allreduce(rank, size, 1, 1) if isinstance(step, Send)]
         assert [(peer, peer) for peer in peers] == list(partners(rank, size))

@@ -10,7 +10,7 @@ KIB = 1024
 
 
 def test_names_are_those_of_the_product():
-    assert registry.names("allreduce") == ("ring", "tree", "doubling")
+    assert registry.names("allreduce") == ("ring", "tree", "doubling", "linear")
     assert registry.names("allgather") == ("ring", "doubling")
     assert registry.names("broadcast") == ("tree",)
     assert registry.names("reduce") == ("ring", "tree")
@@ -53,7 +53,7 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones():
     with pytest.raises(ValueError) as caught:
         registry.schedule("allreduce", "auto")
     assert "'auto' does not exist for allreduce" in str(caught.value)
-    assert "ring, tree, doubling" in str(caught.value)
+    assert "ring, tree, doubling, linear" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,10 @@ def test_an_unknown_algorithm_is_refused_with_the_known_ones():
         ("allreduce", 64 * KIB + 1, 2, "tree"),
         ("allreduce", 512 * KIB, 2, "tree"),
         ("allreduce", 512 * KIB + 1, 2, "ring"),
-        ("allreduce", 4 * KIB, 3, "doubling"),
-        ("allreduce", 4 * KIB + 1, 3, "tree"),
+        ("allreduce", 0, 3, "linear"),
+        ("allreduce", 64 * KIB, 3, "linear"),
+        ("allreduce", 64 * KIB, 4, "linear"),
+        ("allreduce", 64 * KIB + 1, 4, "tree"),
         ("allreduce", 512 * KIB, 4, "tree"),
         ("allreduce", 512 * KIB + 1, 4, "ring"),
         ("allreduce", 4 * KIB, 5, "doubling"),
@@ -98,7 +100,7 @@ def test_order_sensitive_reductions_never_take_doubling():
         registry.choose("allreduce", 16, nbytes, size, order_sensitive=True)
         for nbytes, size in itertools.product((0, 16, 16 * KIB, 64 * KIB, 1 << 24), range(1, 71))
     }
-    assert chosen == {"tree", "ring"}
+    assert chosen == {"linear", "tree", "ring"}
     assert registry.choose("allreduce", 16, 64 * KIB, 2, order_sensitive=True) == "tree"
 
 

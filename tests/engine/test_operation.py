@@ -111,7 +111,7 @@ class TestDeliver:
 class TestFinished:
     def test_it_takes_the_program_the_sends_and_the_start_round(self):
         op = operation()
-        op.rounds = ((1, 1),)
+        op.turns = {1: 0}
         assert not op.finished
         op.program = None
         assert not op.finished

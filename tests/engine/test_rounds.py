@@ -19,6 +19,7 @@ from wires import (
     start_record,
 )
 
+from asynccoll.algorithms.start import graph
 from asynccoll.buffers import DTYPES
 from asynccoll.engine import wire
 from asynccoll.engine.fingerprint import Fingerprint, digests
@@ -29,22 +30,17 @@ from asynccoll.reduction import arithmetic
 
 class TestStartRound:
     @pytest.mark.parametrize("size", range(2, 18))
-    def test_records_go_along_the_hypercube_at_powers_of_two_and_the_dissemination_graph_elsewhere(
-        self, size
-    ):
+    def test_records_go_along_the_start_graph(self, size):
         wires = Wires(size)
         for rank in range(size):
             wires.start(rank)
         wires.settle()
-        distances = [1 << k for k in range((size - 1).bit_length())]
         for rank in range(size):
-            if size & (size - 1) == 0:
-                expected = [rank ^ distance for distance in distances]
-            else:
-                expected = [(rank + distance) % size for distance in distances]
             sent = [(b, frames(data)) for a, b, data in wires.log if a == rank]
             assert [(b, f.kind, f.round) for b, found in sent for f in found] == [
-                (peer, wire.START, round_) for round_, peer in enumerate(expected)
+                (peer, wire.START, turn)
+                for turn, peers in enumerate(graph(rank, size).tells)
+                for peer in peers
             ]
             assert len(wires.ended[rank]) == 1
         wires.assert_idle()
@@ -79,19 +75,19 @@ class TestStartRound:
         assert len(parts) == 1
         assert kinds(frames(parts[0])) == [wire.START, wire.DATA]
 
-    @pytest.mark.parametrize("size", [2, 4, 8])
-    def test_recursive_doubling_needs_no_write_of_its_own_for_it(self, size):
+    @pytest.mark.parametrize("size", [2, 3, 4, 8])
+    def test_payload_along_its_graph_needs_no_write_of_its_own(self, size):
         wires = Wires(size)
         for rank in range(size):
-            part = reductions.Part(np.ones(10, "f4"), arithmetic("sum", DTYPES["float32"]), "doubling")
+            part = reductions.Part(np.ones(10, "f4"), arithmetic("sum", DTYPES["float32"]), along_start(size))
             wires.start(rank, program=reductions.allreduce(part, rank, size, lambda p=part: p.storage))
         wires.settle()
         for rank in range(size):
             assert wires.results(rank)[0].tolist() == [size] * 10
             mine = [frames(data) for source, _, data in wires.log if source == rank]
-            assert list(map(kinds, mine)) == [[wire.START, wire.DATA]] * (size.bit_length() - 1)
+            assert list(map(kinds, mine)) == [[wire.START, wire.DATA]] * told(rank, size)
 
-    @pytest.mark.parametrize("size", [2, 4, 8])
+    @pytest.mark.parametrize("size", [2, 3, 4, 8])
     def test_a_swap_needs_no_frame_but_the_records(self, size):
         wires = Wires(size)
         swaps = [start_swap(wires, rank, size) for rank in range(size)]
@@ -100,7 +96,7 @@ class TestStartRound:
             assert wires.results(rank)[0].tolist() == [size] * 10
             assert op.heard == (1 << size) - 1
             mine = [frames(data) for source, _, data in wires.log if source == rank]
-            assert list(map(kinds, mine)) == [[wire.START]] * (size.bit_length() - 1)
+            assert list(map(kinds, mine)) == [[wire.START]] * told(rank, size)
         wires.assert_idle()
 
     def test_payload_does_not_wait_for_it(self):
@@ -114,22 +110,37 @@ class TestStartRound:
         wires.feed(0, 1, start_record())
         assert wires.results(0) == ["done"]
 
-    def test_a_record_of_a_later_round_waits_for_its_turn(self):
+    def test_a_record_out_of_turn_waits_for_its_turn(self):
         wires = Wires(4, [0])
         op = wires.start(0)
-        wires.feed(0, 2, start_record(round_=1, size=4, heard=0b1100))
+        wires.feed(0, 2, start_record(size=4, heard=0b0100))
+        wires.feed(0, 3, start_record(size=4, heard=0b1000))
         assert op.round == 0
         assert not wires.ended[0]
-        wires.feed(0, 1, start_record(round_=0, size=4, heard=0b0010))
+        wires.feed(0, 1, start_record(size=4, heard=0b0010))
         assert op.heard == 0b1111
         assert len(wires.ended[0]) == 1
 
-    @pytest.mark.parametrize(("peer", "round_"), [(1, 1), (2, 0), (1, 2), (3, 0)])
-    def test_a_record_from_a_rank_that_has_no_part_in_the_round_breaks_the_peer(self, peer, round_):
+    @pytest.mark.parametrize("called", [True, False])
+    @pytest.mark.parametrize(("rank", "size", "peer"), [(1, 4, 2), (1, 3, 2), (0, 8, 3), (0, 5, 2)])
+    def test_a_record_from_a_rank_that_is_not_to_tell_this_one_breaks_the_peer(
+        self, rank, size, peer, called
+    ):
+        wires = Wires(size, [rank])
+        if called:
+            wires.start(rank)
+        wires.feed(rank, peer, start_record(size=size))
+        assert list(wires.broken[rank]) == [peer]
+
+    @pytest.mark.parametrize("called", [True, False])
+    def test_so_does_a_second_record(self, called):
         wires = Wires(4, [0])
-        wires.start(0)
-        wires.feed(0, peer, start_record(round_=round_, size=4))
-        assert list(wires.broken[0]) == [peer]
+        if called:
+            wires.start(0)
+        for _ in range(2):
+            assert not wires.broken[0]
+            wires.feed(0, 1, start_record(size=4, heard=0b0010))
+        assert list(wires.broken[0]) == [1]
 
     def test_operations_of_one_communicator_do_not_wait_for_one_another(self):
         wires = Wires(2)
@@ -218,14 +229,25 @@ class TestWhatMustAgree:
         assert wire.ABORT in kinds(wires.take(0, 1))
 
 
+def along_start(size):
+    """The algorithm that moves along the START graph."""
+    return "linear" if size in (3, 4) else "doubling"
+
+
+def told(rank, size):
+    """How many peers the rank tells in a START round."""
+    return sum(map(len, graph(rank, size).tells))
+
+
 def start_swap(wires, rank, size, dtype="f4"):
-    part = reductions.Part(np.ones(10, dtype), arithmetic("sum", DTYPES[np.dtype(dtype).name]), "doubling")
-    operands = reductions.swap_operands("doubling", rank, size, 10, part.arithmetic.partial.itemsize)
-    return wires.start(rank, program=reductions.swap(part, operands, size, lambda: part.storage), swaps=True)
+    algorithm = along_start(size)
+    part = reductions.Part(np.ones(10, dtype), arithmetic("sum", DTYPES[np.dtype(dtype).name]), algorithm)
+    turns = reductions.swap_turns(algorithm, rank, size, 10, part.arithmetic.partial.itemsize)
+    return wires.start(rank, program=reductions.swap(part, turns, size, lambda: part.storage), swaps=True)
 
 
 class TestSwap:
-    @pytest.mark.parametrize("size", [2, 4, 8])
+    @pytest.mark.parametrize("size", [2, 3, 4, 8])
     @pytest.mark.parametrize("seed", range(5))
     def test_any_order_of_calls_reads_and_writes_gives_the_same(self, size, seed):
         rng = random.Random(seed)

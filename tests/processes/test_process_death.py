@@ -9,20 +9,23 @@ LOOPS = ("asyncio", "uvloop")
 WITHIN = 5.0
 """Seconds from a death to the error on the slowest survivor. It is milliseconds; a hang would be the operation's limit."""
 
-SURVIVE = """
+SURVIVE = '''
 async def then(first, second):
     await first
     await second()
 
-async def survive(comm, failing):
+async def survive(comm, dead, failing):
+    """Say how ``failing`` fails. Nobody leaves before all have: for who hears of it first a leaving survivor is a culprit too."""
+    others = comm.new_group([rank for rank in range(comm.world_size) if rank != dead])
     try:
         await failing
     except asynccoll.CollectiveError as error:
         say(error=type(error).__name__, rank=getattr(error, "peer", getattr(error, "origin", None)), text=str(error))
     else:
         say(error=None)
+    await others.barrier()
 
-"""
+'''
 
 
 def assert_survivors_name(ended, dead, error):
@@ -57,7 +60,7 @@ async def main():
             await met
             say(last=True)
             {statement}
-        await survive(comm, then(met, lambda: comm.allreduce(np.ones(9))))
+        await survive(comm, 1, then(met, lambda: comm.allreduce(np.ones(9))))
 
 start(main())
 """,
@@ -83,7 +86,7 @@ async def main():
                 await asyncio.sleep(0)
             say(last=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        await survive(comm, asyncio.gather(*works))
+        await survive(comm, 2, asyncio.gather(*works))
 
 start(main())
 """,
@@ -106,7 +109,7 @@ async def main():
         await met
         say(last=True)
         return
-    await survive(comm, then(met, comm.barrier))
+    await survive(comm, 0, then(met, comm.barrier))
     await comm.close()
 
 start(main())
@@ -139,7 +142,7 @@ async def main():
         if comm.rank == 1:
             say(last=True)
             {leave}
-        await survive(comm, comm.barrier())
+        await survive(comm, 1, comm.barrier())
 
 start(main())
 """,

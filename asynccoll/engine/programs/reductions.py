@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from asynccoll.algorithms import registry
-from asynccoll.algorithms.dissemination import partners
+from asynccoll.algorithms.start import graph
 from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
 from asynccoll.buffers import Flat, flat_bytes
 from asynccoll.engine.outbox import SEGMENT as SEGMENT_BYTES
@@ -26,6 +27,7 @@ __all__ = [
     "SLAB_BYTES",
     "Part",
     "Share",
+    "Turns",
     "allreduce",
     "allreduce_parts",
     "run_steps",
@@ -33,7 +35,7 @@ __all__ = [
     "sources",
     "steps_of",
     "swap",
-    "swap_operands",
+    "swap_turns",
 ]
 
 Share: TypeAlias = tuple[str, Arithmetic, int]
@@ -169,39 +171,67 @@ def _folder(arithmetic: Arithmetic, mine: Flat, operand: str) -> Callable[[int, 
     return fold
 
 
-@lru_cache(maxsize=128)
-def swap_operands(
-    algorithm: str, rank: int, size: int, count: int, itemsize: int
-) -> tuple[Operand, ...] | None:
-    """Operand order of each round, where the schedule swaps the whole of a small array with the START round's partners.
+class Turns(NamedTuple):
+    """One rank's part in a swap."""
 
-    None where it does anything else. A `swap` is that schedule's, so what is proved of it holds.
+    operands: tuple[Operand | None, ...]
+    """What becomes of the block of each peer heard, in their order: combined as this operand, or (None) taken as it is."""
+    closes: bool
+    """The rank tells the outcome after it has heard all."""
+
+
+def swap_turns(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> Turns | None:
+    """The part of ``rank`` in a swap that does what the schedule does; None if the schedule, on any rank, is not of that kind.
+
+    It is if it moves the whole of a small array along the START graph and nowhere else, so that what is proved of it holds. Where
+    it finishes values at one rank and sends them on, a swap sends them as they are and finishes them everywhere: the same bits.
     """
-    if not 0 < count * itemsize <= MAX_BLOCK:
+    if size == 1 or not 0 < count * itemsize <= MAX_BLOCK:
         return None
-    operands: list[Operand] = []
-    wanted: list[Step] = []
-    steps = steps_of(algorithm, rank, size, count, itemsize)
-    for (to, source), step in zip(partners(rank, size), steps[1::2], strict=False):
-        if to != source or type(step) is not Recv or step.combine is None:
+    every = _all_turns(algorithm, size, count, itemsize)
+    return None if every is None else every[rank]
+
+
+@lru_cache(maxsize=128)
+def _all_turns(algorithm: str, size: int, count: int, itemsize: int) -> tuple[Turns, ...] | None:
+    found = []
+    for rank in range(size):
+        steps = steps_of(algorithm, rank, size, count, itemsize)
+        tells, hears = graph(rank, size)
+        moves = [(type(step), step.peer) for step in steps if type(step) is not Finish]
+        if moves != _moves(tells, hears) or any((step.lo, step.hi) != (0, count) for step in steps):
             return None
-        operands.append(step.combine)
-        wanted += Send(to, 0, count, snapshot=True), Recv(to, 0, count, step.combine)
-    return tuple(operands) if operands and steps == (*wanted, Finish(0, count)) else None
+        operands = tuple(step.combine for step in steps if type(step) is Recv)
+        found.append(Turns(operands, closes=bool(tells[-1])))
+    return tuple(found)
 
 
-def swap(part: Part, operands: Sequence[Operand], size: int, result: Callable[[], Any]) -> Swap:
-    """Reduce one small part in swaps with the START round's partners, `swap_operands` of its schedule."""
+def _moves(tells: Sequence[Sequence[int]], hears: Sequence[int]) -> list[tuple[type[Step], int]]:
+    """What a rank of the START graph sends and receives, in order."""
+    moves: list[tuple[type[Step], int]] = []
+    for peers, source in zip_longest(tells, hears):
+        moves += ((Send, peer) for peer in peers)
+        if source is not None:
+            moves.append((Recv, source))
+    return moves
+
+
+def swap(part: Part, turns: Turns, size: int, result: Callable[[], Any]) -> Swap:
+    """Reduce one small part in swaps along the START graph; ``turns`` are the `swap_turns` of its schedule."""
     arithmetic, final = part.arithmetic, part.storage
     partial = arithmetic.plane(final)
     arithmetic.load(final, partial)
     block, dtype = flat_bytes(partial), partial.dtype
-    for operand in operands:
+    for operand in turns.operands:
         incoming = np.frombuffer((yield block), dtype)
-        if operand == "lower":
+        if operand == "higher":
+            arithmetic.combine_higher(partial, incoming)
+        elif operand == "lower":
             arithmetic.combine_lower(partial, incoming)
         else:
-            arithmetic.combine_higher(partial, incoming)
+            partial[...] = incoming
+    if turns.closes:
+        yield block
     arithmetic.finish(partial, final, size)
     return result()
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from wires import KIB, Wires
 
+from asynccoll.algorithms.start import graph
 from asynccoll.algorithms.steps import Send
 from asynccoll.buffers import DTYPES
 from asynccoll.engine import wire
 from asynccoll.engine.programs import reductions
-from asynccoll.engine.programs.reductions import Part
+from asynccoll.engine.programs.reductions import Part, Turns
 from asynccoll.reduction import arithmetic
 
 ALGORITHMS = ("ring", "tree", "doubling")
@@ -224,7 +225,7 @@ class TestParts:
             for (expected, _), got in zip(values, result, strict=True):
                 np.testing.assert_array_equal(got, expected.sum(0))
             starts = [frame for frame in wires.sent(rank) if frame.kind == wire.START]
-            assert len(starts) == 2
+            assert len(starts) == sum(map(len, graph(rank, size).tells))
 
     def test_none_at_all_is_an_operation_too(self):
         wires = Wires(2)
@@ -237,25 +238,26 @@ class TestParts:
 class TestSwap:
     @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "bfloat16"])
-    @pytest.mark.parametrize("size", [2, 4, 8, 16])
+    @pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
     def test_it_gives_the_bits_of_its_schedule(self, dtype, op, size):
         kind = DTYPES[dtype]
-        if kind.kind == "c" and op in ("min", "max", "prod"):
+        algorithm = "linear" if size in (3, 4) else "doubling"
+        if kind.kind == "c" and (op in ("min", "max") or (op == "prod" and algorithm == "doubling")):
             return  # not defined, or never by doubling
         values = np.random.default_rng(3).standard_normal((size, 7)).astype("f4")
         rows = [row.view("u4") >> 16 if dtype == "bfloat16" else row for row in values]
         made = [
-            [Part(row.astype(kind.storage), arithmetic(op, kind), "doubling") for row in rows]
+            [Part(row.astype(kind.storage), arithmetic(op, kind), algorithm) for row in rows]
             for _ in range(2)
         ]
         by_steps = run(Wires(size), made[0])
         wires = Wires(size)
         for rank, part in enumerate(made[1]):
-            operands = reductions.swap_operands("doubling", rank, size, 7, part.arithmetic.partial.itemsize)
-            assert operands is not None
+            turns = reductions.swap_turns(algorithm, rank, size, 7, part.arithmetic.partial.itemsize)
+            assert turns is not None
             wires.start(
                 rank,
-                program=reductions.swap(part, operands, size, lambda part=part: part.storage),
+                program=reductions.swap(part, turns, size, lambda part=part: part.storage),
                 swaps=True,
             )
         wires.settle()
@@ -263,15 +265,17 @@ class TestSwap:
         for rank in range(size):
             assert wires.results(rank)[0].tobytes() == by_steps[0].tobytes()
 
-    def test_it_is_for_small_arrays_whose_partners_are_those_of_the_start_round(self):
-        assert reductions.swap_operands("doubling", 1, 4, 64, 4) == ("lower", "higher")
-        assert reductions.swap_operands("doubling", 1, 4, 65, 4) is None
-        assert reductions.swap_operands("doubling", 1, 4, 0, 4) is None
-        assert reductions.swap_operands("doubling", 0, 1, 4, 4) is None
-        for size in (3, 5, 6, 7, 9):
-            assert {reductions.swap_operands("doubling", rank, size, 4, 4) for rank in range(size)} == {None}
-        for algorithm in ("ring", "tree"):
-            for size in (2, 4, 8):
-                assert {reductions.swap_operands(algorithm, rank, size, 64, 4) for rank in range(size)} == {
-                    None
-                }
+    def test_it_is_for_small_arrays_that_move_along_the_start_graph(self):
+        assert reductions.swap_turns("doubling", 1, 8, 64, 4) == Turns(("lower", "higher", "higher"), False)
+        assert reductions.swap_turns("linear", 0, 4, 64, 4) == Turns(("higher", "higher", "higher"), True)
+        assert reductions.swap_turns("linear", 1, 4, 64, 4) == Turns((None,), False)
+        assert reductions.swap_turns("doubling", 1, 8, 65, 4) is None
+        assert reductions.swap_turns("doubling", 1, 8, 0, 4) is None
+        assert reductions.swap_turns("doubling", 0, 1, 4, 4) is None
+
+    @pytest.mark.parametrize("size", range(2, 18))
+    @pytest.mark.parametrize("algorithm", ["doubling", "linear", "tree", "ring"])
+    def test_all_ranks_swap_or_none(self, algorithm, size):
+        swaps = {"linear"} if size in (3, 4) else {"doubling"} if size & (size - 1) == 0 else set()
+        for rank in range(size):  # the tree's steps on some ranks are those of a swap
+            assert (reductions.swap_turns(algorithm, rank, size, 4, 4) is not None) == (algorithm in swaps)
