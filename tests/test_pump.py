@@ -109,10 +109,10 @@ class TestFlush:
         assert driver.story == [("write", 1, wire.START), ("end", op)]
 
     def test_peers_are_written_to_in_the_order_in_which_they_became_due(self):
-        driver = FakeDriver(4)
+        driver = FakeDriver(5)
         driver.cancel(operation_of(driver))
         peers = [peer for what, peer, *_ in driver.story if what == "write"]
-        assert peers == [1, 1, 2, 3]
+        assert peers == [1, 1, 2, 3, 4]
 
     def test_a_peer_that_breaks_the_protocol_is_dropped_and_its_operations_end(self, driver):
         op = operation(driver)

@@ -105,8 +105,8 @@ async def cancelled_by(comms, culprit, call, memory):
         assert works[culprit].cancel() is not ended
         for array in memory(culprit):
             array[:] = 7  # as its owner may, now that it is his again
-        works += [call(comm) for comm in comms[len(callers) :]]
         results = await asyncio.gather(*works, return_exceptions=True)
+        results += await outcomes(comms[len(callers) :], call)
         for rank, result in enumerate(results):
             if rank == culprit and not ended:
                 assert isinstance(result, asyncio.CancelledError)
