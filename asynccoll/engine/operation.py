@@ -21,7 +21,7 @@ __all__ = ["EAGER_STREAM", "WINDOW", "InStream", "Inquest", "Operation", "OutStr
 EAGER_STREAM: Final = 1 << 16
 """Bytes that a sender may send per operation and peer without a grant."""
 WINDOW: Final = 1 << 20
-"""Bytes that a started operation keeps per peer ahead of what its program asks for (4 segments of 256 KiB)."""
+"""Bytes that a started operation keeps per peer ahead of what its program asks for (a segment)."""
 
 
 class InStream:

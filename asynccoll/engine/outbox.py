@@ -16,7 +16,7 @@ __all__ = ["EAGER_CREDIT", "SEGMENT", "Outbox"]
 
 EAGER_CREDIT: Final = 1 << 18
 """Bytes that may be under way to a peer for operations that it has not started."""
-SEGMENT: Final = 1 << 18
+SEGMENT: Final = 1 << 20
 """Bytes of one bulk frame: large enough that a header and a system call cost little, small enough to stay in cache
 while it is combined and to let other operations in between."""
 _CREDIT_LAZY: Final = EAGER_CREDIT >> 3

@@ -24,7 +24,7 @@ MAX_PENDING = 1 << 15
 """Operations that one rank may have under way on a communicator: a promise of docs/verbs.md."""
 EAGER_CREDIT = 1 << 18
 """Bytes per peer and direction for operations that the receiver has not started: a promise of docs/wire.md."""
-SEGMENT = 1 << 18
+SEGMENT = 1 << 20
 WINDOW = 1 << 20
 """Bytes per peer that a started operation takes ahead of what it asks for: 4 segments."""
 OVERHEAD = 1 << 17

@@ -15,7 +15,7 @@ from asynccoll.errors import ProtocolError
 
 def test_limits_are_those_that_peers_rely_on():
     assert EAGER_STREAM == 64 * KIB
-    assert WINDOW == 4 * 256 * KIB
+    assert WINDOW == 1024 * KIB
 
 
 class TestInStream:

@@ -7,7 +7,7 @@ from asynccoll.engine import wire
 from asynccoll.engine.operation import OutStream
 from asynccoll.engine.outbox import Outbox
 
-SEGMENT = 256 * KIB
+SEGMENT = 1024 * KIB
 
 
 @pytest.fixture

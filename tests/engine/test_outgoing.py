@@ -17,6 +17,7 @@ from wires import (
 )
 
 from asynccoll.engine import wire
+from asynccoll.engine.outbox import SEGMENT
 from asynccoll.engine.outgoing import UNLIMITED
 from asynccoll.engine.transfers import SendBytes
 
@@ -47,7 +48,7 @@ class TestGrants:
 
     def test_grants_are_renewed_when_half_of_the_window_is_used(self):
         wires = alone()
-        segment = 256 * KIB
+        segment = WINDOW // 4
         wires.start(0, *(recv(1, bytearray(segment)) for _ in range(8)))
         seen = grants(wires.take(0, 1))
         for _ in range(8):
@@ -202,15 +203,15 @@ class TestSending:
     def test_two_operations_share_a_link_segment_by_segment(self):
         wires = alone()
         for seq in range(2):
-            wires.start(0, send(1, bytes(1 << 20)))
-            wires.feed(0, 1, wire.ready_frame(0, seq, 1 << 21))
+            wires.start(0, send(1, bytes(4 * SEGMENT)))
+            wires.feed(0, 1, wire.ready_frame(0, seq, 1 << 23))
         bulk = [(f.seq, len(f.payload)) for f in wires.take(0, 1) if f.kind == wire.DATA]
-        assert bulk == [(0, 256 * KIB), (1, 256 * KIB)] * 4
+        assert bulk == [(0, SEGMENT), (1, SEGMENT)] * 4
 
     def test_a_barrier_passes_a_bulk_transfer(self):
         wires = alone()
-        wires.start(0, send(1, bytes(1 << 20)))
-        wires.feed(0, 1, wire.ready_frame(0, 0, 1 << 21))
+        wires.start(0, send(1, bytes(4 * SEGMENT)))
+        wires.feed(0, 1, wire.ready_frame(0, 0, 1 << 23))
         wires.write(0, 1)  # START
         wires.write(0, 1)  # a segment
         wires.start(0)

@@ -17,7 +17,7 @@ from asynccoll.algorithms import registry
 from asynccoll.algorithms.start import graph
 from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
 from asynccoll.buffers import Flat, flat_bytes
-from asynccoll.engine.outbox import SEGMENT as SEGMENT_BYTES
+from asynccoll.engine.outbox import SEGMENT
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
 from asynccoll.engine.wire import MAX_BLOCK
 from asynccoll.reduction import Arithmetic
@@ -43,8 +43,12 @@ Share: TypeAlias = tuple[str, Arithmetic, int]
 
 SLAB_BYTES: Final = 1 << 22
 """Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
+SEGMENT_BYTES: Final = 1 << 18
+"""Least bytes that go up or down a tree, or along a chain, at a time."""
+_PIECES: Final = 8
+"""Segments in which an array goes through a tree or a chain, as long as they are of `SEGMENT_BYTES` to `SEGMENT`."""
 _MAX_SEGMENTS: Final = 64
-"""Segments of a chunk of the ring, each of at least `SEGMENT_BYTES`: more would only make the schedule of a huge array long."""
+"""Segments of a chunk of the ring, each of at least `SEGMENT`: more would only make the schedule of a huge array long."""
 _SNAPSHOT_BYTES: Final = 1 << 16
 """Bytes of a slab of recursive doubling, which is copied at each round."""
 
@@ -80,8 +84,12 @@ def _schedule(algorithm: str, rank: int, size: int, count: int, itemsize: int) -
 
 def segment_length(algorithm: str, size: int, count: int, itemsize: int) -> int:
     """Elements that a schedule moves at a time."""
-    unit = max(1, (_SNAPSHOT_BYTES if algorithm == "doubling" else SEGMENT_BYTES) // itemsize)
-    return max(unit, count // (size * _MAX_SEGMENTS)) if algorithm == "ring" else unit
+    if algorithm == "doubling":
+        return max(1, _SNAPSHOT_BYTES // itemsize)
+    frame = max(1, SEGMENT // itemsize)
+    if algorithm == "ring":
+        return max(frame, count // (size * _MAX_SEGMENTS))
+    return min(frame, max(1, SEGMENT_BYTES // itemsize, count // _PIECES))
 
 
 def _slab_length(arithmetic: Arithmetic, count: int) -> int:

@@ -199,9 +199,16 @@ class TestSteps:
         sends = [step for step in reductions.steps_of("doubling", 0, 4, 100_000, 8) if type(step) is Send]
         assert max(step.hi - step.lo for step in sends if step.snapshot) * 8 == 64 * KIB
 
-    def test_segments_of_a_tree_have_256_kib_at_most(self):
-        sends = [step for step in reductions.steps_of("tree", 1, 4, 100_000, 8) if type(step) is Send]
-        assert max(step.hi - step.lo for step in sends) * 8 == 256 * KIB
+    @pytest.mark.parametrize("algorithm", ["tree", "linear"])
+    @pytest.mark.parametrize(("total", "segment"), [(100, 100), (1024, 256), (4096, 512), (32768, 1024)])
+    def test_a_tree_moves_an_eighth_at_a_time_but_256_kib_to_1_mib(self, algorithm, total, segment):
+        steps = reductions.steps_of(algorithm, 1, 4, total * KIB // 8, 8)
+        assert max(step.hi - step.lo for step in steps) * 8 == segment * KIB
+
+    @pytest.mark.parametrize(("total", "segment"), [(100, 25), (4096, 1024), (1 << 20, 4096)])
+    def test_segments_of_a_ring_have_1_mib_until_they_would_be_many(self, total, segment):
+        steps = reductions.steps_of("ring", 1, 4, total * KIB // 8, 8)
+        assert max(step.hi - step.lo for step in steps) * 8 == segment * KIB
 
 
 class TestParts:
