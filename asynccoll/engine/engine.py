@@ -205,6 +205,7 @@ class Engine:
                 group.rumoured.add(group.rank)
             for op in list(group.active.values()):
                 self._departures.leave(group, op, cause)
+            self.keys.departed(group)
         goodbye = self._departures.farewell(cause, self._groups.values())
         for peer in self._outboxes:
             self._outgoing.post(peer, goodbye)
