@@ -366,6 +366,7 @@ class TestTimeout:
         wires.tick(1.5)
         ops.append(wires.start(1, recv(0, bytearray(1)), key="a", timeout=100.0))
         wires.settle()
+        assert [op.deadline for op in ops] == pytest.approx([2.0, 2.0], abs=0.002)
         wires.tick(1.9)
         assert not any(wires.ended.values())
         wires.tick(2.01)
@@ -410,6 +411,23 @@ class TestDepartures:
                 (error,) = wires.results(rank)
                 assert isinstance(error, CommunicatorClosed)
                 assert error.origin == origin
+
+    def test_a_rank_that_left_after_its_part_is_not_needed_any_more(self):
+        wires = Wires(3)
+        into = bytearray(1)
+        op = wires.start(0, recv(1, into), result=into, key="a")
+        other = wires.start(1, recv(0, bytearray(1)), send(0, b"x"), key="a")
+        last = waiting(wires, 2)
+        wires.settle()
+        assert wires.ended[2] == [last]
+        wires.close(2)
+        wires.settle()
+        assert op.error is None
+        assert wires.engines[0].group().left[2].keyed == op.seq + 1
+        assert wires.engines[0].pending() == [op]
+        wires.cancel(1, other)
+        wires.settle()
+        assert op.error.origin == 1
 
     def test_what_was_granted_before_a_rank_left_completes(self):
         wires = Wires(3)
