@@ -1,15 +1,15 @@
 """How long a small operation takes behind queued bulk, and what memory the bulk costs meanwhile. Knows two small operations.
 
 ``python -m benchmarks.priority``. In each round every rank starts ``--ops`` in-place allreduces of ``--bulk`` bytes each, and makes
-one small call (an 8-byte allreduce or a barrier, in turn) right behind them; more small calls follow, each when the rank has sent
-another eighth of its share of the bulk. Small operations and bulk share the same links, so the time says how far the small ones
+one small call (an 8-byte allreduce or a barrier, in turn) right behind them; five more follow, one every ``--every`` seconds. Small operations and bulk share the same links, so the time says how far the small ones
 get ahead.
 
 time
     From the call of the last rank to the result of the last rank, by the host's monotonic clock: no rank can have its result
     before all have called. Median and worst of all small calls.
 waited
-    The longest time from a rank's own call to its own result, which includes waiting for ranks that call later.
+    The longest time from a rank's own call to its own result, which includes waiting for a rank that called later because its
+    loop was busy.
 behind
     The least bulk that was still under way on a rank when a small operation ended.
 extra
@@ -40,12 +40,12 @@ from asynccoll.launch import launch
 from benchmarks.ranks import LOOPS, loop_factory
 from benchmarks.sizes import human, parse_size
 
-__all__ = ["KINDS", "Sample", "main", "rows", "run_rank"]
+__all__ = ["KINDS", "POINTS", "Sample", "main", "rows", "run_rank"]
 
 KINDS = ("allreduce", "barrier")
 """The small operations, in the order of their turns."""
-_POINTS = 6
-"""Small calls of a round: when nothing of the bulk has been sent, when 1/8 has, ... when 5/8 have."""
+POINTS = 6
+"""Small calls of a round."""
 
 
 class Sample(NamedTuple):
@@ -68,13 +68,13 @@ class Found(NamedTuple):
     wrong: int
 
 
-def run_rank(loop: str, rounds: int, ops: int, nbytes: int) -> Found:
+def run_rank(loop: str, rounds: int, ops: int, nbytes: int, every: float) -> Found:
     """The whole life of one rank."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
-        return runner.run(_main(rounds, ops, nbytes))
+        return runner.run(_main(rounds, ops, nbytes, every))
 
 
-async def _main(rounds: int, ops: int, nbytes: int) -> Found:
+async def _main(rounds: int, ops: int, nbytes: int, every: float) -> Found:
     async with asynccoll.init() as comm:
         arrays = [np.zeros(nbytes // 4, np.float32) for _ in range(ops)]
         samples: list[Sample] = []
@@ -85,7 +85,7 @@ async def _main(rounds: int, ops: int, nbytes: int) -> Found:
                 array.fill(comm.rank + n + number)
             await comm.barrier()
             before = _peak(reset=True)
-            found, wrong_small = await _round(comm, arrays, number)
+            found, wrong_small = await _round(comm, arrays, number, every)
             after = _peak()
             samples += found
             extras.append(None if before is None or after is None else after - before)
@@ -98,16 +98,17 @@ async def _main(rounds: int, ops: int, nbytes: int) -> Found:
         return Found(samples, max(known) if known else None, wrong)
 
 
-async def _round(comm: Communicator, arrays: list[Any], number: int) -> tuple[list[Sample], int]:
+async def _round(
+    comm: Communicator, arrays: list[Any], number: int, every: float
+) -> tuple[list[Sample], int]:
+    began = max(await comm.allgather(time.monotonic()))
     bulk = [comm.allreduce_(array) for array in arrays]
     samples, wrong = [], 0
     one = np.zeros(2, np.float32)
-    share = 2 * (comm.world_size - 1) / comm.world_size * sum(array.nbytes for array in arrays)
-    sent = comm.stats()["bytes_sent"]
-    for point in range(_POINTS):
-        while comm.stats()["bytes_sent"] - sent < point / 8 * share and not all(work.done() for work in bulk):
-            await asyncio.sleep(0.001)
-        kind = KINDS[(number * _POINTS + point) % len(KINDS)]
+    for point in range(POINTS):
+        # At the same moment on all ranks, so that none waits for another's call: they share the host's clock.
+        await asyncio.sleep(began + point * every - time.monotonic())
+        kind = KINDS[(number * POINTS + point) % len(KINDS)]
         one.fill(comm.rank)
         called = time.monotonic()
         if kind == "barrier":
@@ -187,18 +188,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--bulk", type=parse_size, default=64 << 20, help="bytes of one array (default 64M)")
     parser.add_argument("--ops", type=int, default=16, metavar="N", help="bulk operations (default 16)")
+    parser.add_argument(
+        "--every", type=float, default=0.05, metavar="SECONDS", help="between small calls (default 0.05)"
+    )
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="rounds (default 5)")
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
     parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all samples")
     options = parser.parse_args(argv)
-    if options.nproc < 2 or options.rounds < 1 or options.ops < 8 or options.bulk < 4:
-        parser.error("--nproc must be at least 2, --rounds 1, --ops 8, --bulk 4")
+    if (
+        options.nproc < 2
+        or options.rounds < 1
+        or options.ops < 1
+        or options.bulk < 4
+        or not options.every > 0
+    ):
+        parser.error("--nproc must be at least 2, --rounds 1, --ops 1, --bulk 4, and --every above 0")
     try:
         found = launch(
             run_rank,
             options.nproc,
-            *(options.loop, options.rounds, options.ops, options.bulk),
+            *(options.loop, options.rounds, options.ops, options.bulk, options.every),
             timeout=options.timeout,
         )
     except (AsynccollError, OSError, MemoryError) as error:
