@@ -1,8 +1,8 @@
 """How long a small operation takes behind queued bulk, and what memory the bulk costs meanwhile. Knows two small operations.
 
 ``python -m benchmarks.priority``. In each round every rank starts ``--ops`` in-place allreduces of ``--bulk`` bytes each, and makes
-one small call (an 8-byte allreduce or a barrier, in turn) right behind them; five more follow, one every ``--every`` seconds. Small operations and bulk share the same links, so the time says how far the small ones
-get ahead.
+one small call (an 8-byte allreduce or a barrier, in turn) right behind them; five more follow, one every ``--every`` seconds. Small
+operations and bulk share the same links, so the time says how far the small ones get ahead.
 
 time
     From the call of the last rank to the result of the last rank, by the host's monotonic clock: no rank can have its result
