@@ -69,7 +69,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
 
     Every verb is a plain function that starts its operation at the call and returns a `Work` to await. Operations of one
     communicator are matched by the order of the calls: every rank makes the same calls in the same order, concurrently if it
-    likes. Use it from the event loop that opened it.
+    likes. Those with ``key=`` are matched by their keys instead. Use it from the event loop that opened it.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         return f"<Communicator {self._name!r} rank {self.rank} of {self.world_size}{state}>"
 
     def pending(self) -> list[str]:
-        """Operations under way on this rank, oldest first, as ``"allreduce #12"``."""
-        return [f"{op.fingerprint.verb} #{op.seq}" for op in self._group.active.values()]
+        """Operations under way on this rank, oldest first, as ``"allreduce #12"`` or ``"allreduce key 'a'"``."""
+        return [op.label for op in sorted(self._group.active.values(), key=lambda op: op.started)]
 
     def stats(self) -> dict[str, int]:
         """Counts since the start: ``operations`` and ``pending`` of this communicator; ``bytes_sent`` and ``bytes_received`` of the
@@ -253,14 +253,18 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
     ) -> Operation:
         """Check the arguments and take the snapshot of the value. Touches no engine.
 
-        The operation is ``refused`` where an argument is wrong: it takes its number and fails.
+        The operation is ``refused`` where an argument is wrong: it takes its number, or its use of the key, and fails. Where the
+        key itself is wrong it takes neither: no other rank has a call that it could belong to.
         """
+        if key is not None:
+            try:
+                key = _checked_key(verb, key)
+            except (TypeError, ValueError) as error:
+                refused = _refused(verb, error, None)
+                refused.message = True
+                return refused
         try:
             limit = seconds(timeout, "timeout", self._options.timeout)
-            if key is not None:
-                raise ValueError(
-                    "key= is reserved for keyed operations, which this version does not have; leave it out"
-                )
             _check_name(name)
             fingerprint, program, expected, agreed, swaps, mail = prepare()
             op = Operation(
@@ -272,13 +276,13 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
                 timeout=limit,
                 site=_call_site(),
             )
-            op.mail = mail
+            op.mail, op.key = mail, key
             return op
         except Exception as error:  # noqa: BLE001 (raised from the work, and on every other rank)
-            return _refused(verb, error)
+            return _refused(verb, error, key)
         except BaseException as error:
             # Ctrl-C while the value was being taken: the call has its place in the order all the same.
-            self._skip(_refused(verb, RuntimeError(f"interrupted by {type(error).__name__}")))
+            self._skip(_refused(verb, RuntimeError(f"interrupted by {type(error).__name__}"), key))
             raise
 
     def _skip(self, op: Operation) -> None:
@@ -356,11 +360,22 @@ def _group_id(parent: int, ranks: tuple[int, ...], count: int) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-def _refused(verb: str, error: Exception) -> Operation:
+def _refused(verb: str, error: Exception, key: str | None) -> Operation:
     fingerprint = Fingerprint(verb)
     op = Operation(fingerprint, digests(fingerprint), nothing())
-    op.refused, op.message = error, verb in _MESSAGES
+    op.refused, op.message, op.key = error, verb in _MESSAGES, key
     return op
+
+
+def _checked_key(verb: str, key: object) -> str:
+    """``key`` as a plain `str`. Raises TypeError or ValueError."""
+    if verb in _MESSAGES:
+        raise ValueError(f"{verb} takes no key=: messages are matched by source and tag; leave it out")
+    if not isinstance(key, str):
+        raise TypeError(f"key= must be a string, not {key!r:.100}")
+    if len(key) > _NAME_LIMIT:
+        raise ValueError(f"key= must have at most {_NAME_LIMIT} characters, and has {len(key)}")
+    return str.__str__(key)  # of a subclass (`numpy.str_`, a str enum) what it holds
 
 
 def _check_name(name: str | None) -> None:

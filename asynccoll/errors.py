@@ -3,7 +3,7 @@
 ::
 
     AsynccollError
-    ├── CollectiveError            one operation failed: .op .seq .group .rank .elapsed
+    ├── CollectiveError            one operation failed: .op .seq .key .group .rank .elapsed
     │   ├── PeerLost               a rank died or became unreachable: .peer .peers .reason
     │   ├── CollectiveTimeout      (also TimeoutError) the deadline passed: .missing
     │   ├── CollectiveMismatch     ranks disagree on what to do: .field .values
@@ -80,6 +80,8 @@ class OpContext(NamedTuple):
     """This process's rank in that communicator."""
     elapsed: float = 0.0
     """Seconds from the call to the failure."""
+    key: str | None = None
+    """Key of a keyed operation, which has no number in call order."""
 
 
 class CollectiveError(AsynccollError):
@@ -87,7 +89,8 @@ class CollectiveError(AsynccollError):
 
     Attributes:
         op: verb of the operation, ``"allreduce"`` for example.
-        seq: its number on the communicator, in call order.
+        seq: its number on the communicator, in call order; -1 where it has none (a keyed operation, a message).
+        key: key of a keyed operation, else None.
         group: name of the communicator.
         rank: own rank in it.
         elapsed: seconds from the call to the failure.
@@ -96,10 +99,18 @@ class CollectiveError(AsynccollError):
     def __init__(self, detail: str, context: OpContext = OpContext()) -> None:  # noqa: B008 (immutable)
         super().__init__(detail)
         self.detail = detail
-        self.op, self.seq, self.group, self.rank, self.elapsed = context
+        self.place(context)
+
+    def place(self, context: OpContext) -> None:
+        """Say where it happened."""
+        self.op, self.seq, self.group, self.rank, self.elapsed, self.key = context
 
     def __str__(self) -> str:
-        where = f"{self.op} #{self.seq}" if self.seq >= 0 else self.op
+        where = self.op
+        if self.key is not None:
+            where += f" key {self.key!r}"
+        elif self.seq >= 0:
+            where += f" #{self.seq}"
         who = f"rank {self.rank}: " if self.rank >= 0 else ""
         return f"{who}{where} on {self.group!r} after {self.elapsed:.3f} s: {self.detail}"
 

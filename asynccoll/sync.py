@@ -120,7 +120,7 @@ class _Threaded(Communicator):
             raise NotInitialized(
                 f"communicator {self._name!r} is closed; open a new one with asynccoll.sync.init()"
             )
-        if self._under_way >= MAX_PENDING:
+        if self._under_way >= MAX_PENDING or self._group.crowded:
             raise RuntimeError(
                 f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; wait for some first"
             )

@@ -30,7 +30,7 @@ from asynccoll.objects import capture, restore
 if TYPE_CHECKING:
     from asynccoll.engine.engine import Engine
 
-__all__ = ["Aborts", "Disagrees", "FoldFailed", "refusal", "valid_ranks"]
+__all__ = ["PATIENCE", "Aborts", "Disagrees", "FoldFailed", "refusal", "valid_ranks", "well_formed"]
 
 PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
@@ -68,7 +68,7 @@ def valid_ranks(ranks: Any, size: int) -> bool:
     return isinstance(ranks, list) and all(isinstance(rank, int) and 0 <= rank < size for rank in ranks)
 
 
-def _well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
+def well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
     """Whether an ABORT body has what its reason needs."""
     match reason:
         case "error":
@@ -103,7 +103,10 @@ class Aborts:
         """Tell every other member that ``op`` ends; of a message its other end is told when it matters."""
         if op.message:
             return
-        self._engine.push(op, abort_frame(op.comm, op.seq, dict(body)))
+        if op.announced:
+            self._engine.keys.withdraw(op, body)
+            return
+        self._engine.push(self._engine.group(op.comm), abort_frame(op.comm, op.seq, dict(body)))
 
     def cancel(self, op: Operation) -> None:
         """This rank's awaiter was cancelled."""
@@ -128,7 +131,7 @@ class Aborts:
                 raise error  # it is meant for the process
             return
         if isinstance(error, CollectiveError) and error.rank < 0:
-            error.op, error.seq, error.group, error.rank, error.elapsed = op.context(self._engine.now)
+            error.place(op.context(self._engine.now))
         self.end(op, error)
 
     # -- inquests -----------------------------------------------------------------------------------------
@@ -154,6 +157,9 @@ class Aborts:
             missing = {index[peer] for peer in op.needs or () if index[peer] != op.rank}
             self.end(op, self._timeout(op, missing, {"limit": op.limit}, ""))
             return
+        if op.announced:
+            self._engine.keys.time_out(op)
+            return
         self._open(op, "timeout", op.limit or 0.0)
         self._answer(op)
         self.consider(op)
@@ -172,7 +178,7 @@ class Aborts:
                 self.end(op, self._timeout(op, {op.rank}, body, " before the others gave up"))
                 return
             else:
-                self.end(op, self._error_of(op, rank, body))
+                self.end(op, self.error_of(op, rank, body))
                 return
         self.consider(op)
 
@@ -194,6 +200,9 @@ class Aborts:
         """Raise with the answers that are in."""
         inquest = op.inquest
         assert inquest is not None
+        if op.announced:
+            self._engine.keys.give_up(op)
+            return
         if inquest.reason == "timeout":
             present = {rank for rank, answer in inquest.answers.items() if "absent" not in answer}
             missing = set(range(len(op.members))) - present
@@ -234,12 +243,12 @@ class Aborts:
         """An ABORT from ``peer``."""
         rank = group.index[peer]
         reason = body.get("reason")
-        if not isinstance(reason, str) or not _well_formed(reason, body, group.size):
+        if not isinstance(reason, str) or not well_formed(reason, body, group.size):
             raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r:.100})")
         if reason == "lost":
             group.rumoured.update(set(body["ranks"]) - {group.rank})
         if op is None:
-            if seq >= group.next_seq:
+            if group.awaits(seq):
                 if reason != "answer":
                     self._entomb(group.early_of(seq), rank, body)
                 if reason in ("timeout", "mismatch"):
@@ -257,7 +266,7 @@ class Aborts:
             if op.inquest is not None:
                 self._note(op, rank, body)
         else:
-            self.end(op, self._error_of(op, rank, body))
+            self.end(op, self.error_of(op, rank, body))
 
     def _entomb(self, early: Early, rank: int, body: Mapping[str, Any]) -> None:
         """An operation that has not been called here has ended: keep why, drop its bytes."""
@@ -275,7 +284,8 @@ class Aborts:
 
     # -- errors from bodies -------------------------------------------------------------------------------
 
-    def _error_of(self, op: Operation, rank: int, body: Mapping[str, Any]) -> CollectiveError:
+    def error_of(self, op: Operation, rank: int, body: Mapping[str, Any]) -> CollectiveError:
+        """What ``op`` fails with because of what ``rank`` has said."""
         context = op.context(self._engine.now)
         reason = body.get("reason")
         if reason == "cancel":

@@ -59,7 +59,7 @@ class Arrivals:
             return
         op = group.active.get(seq)
         if op is None:
-            if group.next_seq <= seq < wire.MESSAGES:
+            if group.awaits(seq):
                 kept = payload if owned else memoryview(bytes(payload))
                 if not group.keep_payload(peer, flags, seq, tag, kept):
                     self._outgoing.owe(peer, len(payload))
@@ -98,7 +98,7 @@ class Arrivals:
                 if stream.fold is not None:
                     return Landing(self._engine.scratch(peer, length))
             return Landing(memoryview(bytearray(length)), owned=True)
-        if group.next_seq <= seq < wire.MESSAGES:
+        if group.awaits(seq):
             group.limit_early(peer, flags, length)
             return Landing(memoryview(bytearray(length)), owned=True)
         return Landing(self._engine.scratch(peer, length))
@@ -126,7 +126,7 @@ class Arrivals:
             self._rounds.receive(op, peer, payload)
         elif seq >= wire.MESSAGES:
             raise ProtocolError(f"rank {peer} sent a START record for a message")
-        elif seq >= group.next_seq:
+        elif group.awaits(seq):
             group.early_of(seq).keep_record(peer, bytes(payload))
 
     def control(self, peer: int, kind: int, comm: int, seq: int, payload: memoryview) -> None:
@@ -144,6 +144,9 @@ class Arrivals:
         if kind == wire.GOODBYE:
             self._departures.goodbye(peer, comm, wire.control_payload(payload))
             return
+        if kind >= wire.KEY:
+            self._key(group, peer, kind, seq, payload)
+            return
         if seq >= wire.MESSAGES:
             self._message(group, peer, kind, seq, payload)
             return
@@ -152,17 +155,26 @@ class Arrivals:
             upto = wire.parse_u64(payload)
             if op is not None:
                 self._outgoing.granted(op, peer, upto)
-            elif seq >= group.next_seq:
+            elif group.awaits(seq):
                 group.early_of(seq).grants[peer] = upto
         elif kind == wire.WANT:
             if op is not None:
                 self._outgoing.wanted(op, peer)
-            elif seq >= group.next_seq:
+            elif group.awaits(seq):
                 group.early_of(seq).wants.add(peer)
         elif kind == wire.ABORT:
             self._aborts.received(group, peer, seq, op, wire.control_payload(payload))
         else:
             raise ProtocolError(f"rank {peer} sent a frame of kind {kind} for an operation")
+
+    def _key(self, group: Group, peer: int, kind: int, seq: int, payload: memoryview) -> None:
+        keys = self._engine.keys
+        if kind == wire.KEY:
+            keys.announced(group, peer, seq, payload)
+        elif kind == wire.GRANT:
+            keys.granted(group, peer, seq, payload)
+        else:
+            keys.unkeyed(group, peer, seq, payload)
 
     def _message(self, group: Group, peer: int, kind: int, seq: int, payload: memoryview) -> None:
         mail = self._engine.mail

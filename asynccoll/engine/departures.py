@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asynccoll.engine.aborts import Aborts, valid_ranks
 from asynccoll.engine.group import Farewell, Group
 from asynccoll.engine.operation import Operation
-from asynccoll.engine.wire import clipped, goodbye_frame
+from asynccoll.engine.wire import KEYED, MESSAGES, clipped, goodbye_frame
 from asynccoll.errors import CommunicatorClosed, PeerLost, ProtocolError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Departures:
                     self.end(op, error)
                 elif left and op.inquest is not None:
                     self._aborts.consider(op)
+            self._engine.keys.departed(group)
 
     def unfit(self, group: Group, op: Operation) -> Exception | None:
         """Why ``op`` cannot complete, given who has died or left; None if it can."""
@@ -56,7 +57,8 @@ class Departures:
             reason = group.lost[group.members[dead[0]]]
             return PeerLost(dead, reason, op.context(self._engine.now))
         for peer, farewell in group.left.items():
-            if op.seq >= farewell.number and peer in needs:
+            number = farewell.keyed if KEYED <= op.seq < MESSAGES else farewell.number
+            if op.seq >= number and peer in needs:
                 return self._farewell(group, op, peer, farewell)
         return None
 
@@ -110,6 +112,7 @@ class Departures:
         body = {
             "cause": clipped(cause, 1024),
             "next": {group.comm: group.next_seq for group in groups},
+            "keyed": {group.comm: group.next_keyed for group in groups},
             "lost": {group.comm: self.blamed(group) for group in groups},
         }
         return goodbye_frame(groups[0].comm, body)
@@ -117,24 +120,30 @@ class Departures:
     def goodbye(self, peer: int, comm: int, body: Mapping[str, Any]) -> None:
         """``peer`` leaves the mesh (``comm`` 0) or one communicator: what it has not taken part in cannot complete."""
         numbers, cause, lost = body.get("next"), body.get("cause"), body.get("lost", {})
-        if not isinstance(numbers, dict) or not isinstance(cause, str) or not isinstance(lost, dict):
+        keyed = body.get("keyed", {})
+        if not isinstance(numbers, dict) or not isinstance(keyed, dict) or not isinstance(lost, dict):
+            raise ProtocolError(f"rank {peer} sent a malformed goodbye")
+        if not isinstance(cause, str):
             raise ProtocolError(f"rank {peer} sent a malformed goodbye")
         for group in list(self._groups.values()):
             if peer in group.index and comm in (0, group.comm):
                 number, dead = numbers.get(group.comm, 0), lost.get(group.comm, [])
-                if not isinstance(number, int) or not valid_ranks(dead, group.size):
+                granted = keyed.get(group.comm, KEYED)
+                whole = isinstance(number, int) and isinstance(granted, int)
+                if not whole or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
-                group.left[peer] = Farewell(number, cause, tuple(dead))
+                group.left[peer] = Farewell(number, cause, tuple(dead), granted)
                 group.rumoured.update(set(dead) - {group.rank})
                 for op in list(group.active.values()):
                     error = self.unfit(group, op)
                     if error is not None and group.active.get(op.seq) is op:
                         self.end(op, error)
+                self._engine.keys.departed(group)
 
     def inherit(self, group: Group, world: Group) -> None:
         """A communicator is made: who has died or left the mesh before is missing in it from the start."""
         for member in group.members:
             if member in world.left:
-                group.left[member] = world.left[member]._replace(number=0, lost=())
+                group.left[member] = world.left[member]._replace(number=0, lost=(), keyed=KEYED)
             if member in world.lost:
                 group.lost[member] = world.lost[member]

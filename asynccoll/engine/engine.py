@@ -15,6 +15,7 @@ from asynccoll.engine.arrivals import Arrivals
 from asynccoll.engine.departures import Departures
 from asynccoll.engine.group import Early, Group
 from asynccoll.engine.inbound import Inbound
+from asynccoll.engine.keys import Keys
 from asynccoll.engine.mail import Mail
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
@@ -66,6 +67,8 @@ class Engine:
         self.mail = Mail(self, self._outgoing)
         """Point to point."""
         self._departures = Departures(self, self._groups, self._aborts)
+        self.keys = Keys(self, self._outgoing, self._aborts, self._departures)
+        """Keyed operations that have no number yet."""
         self._rounds = Rounds(self, self._outgoing, self._aborts)
         self._arrivals = Arrivals(
             self, self._groups, self._outgoing, self._aborts, self._departures, self._rounds
@@ -100,12 +103,23 @@ class Engine:
             self._outgoing.release(early)
         del self._groups[comm]
         self.mail.left(comm)
+        self.keys.left(comm)
         self._arrivals.left(comm)
 
     def submit(self, op: Operation, now: float) -> None:
-        """Give ``op`` the next number of its communicator and start it."""
+        """Give ``op`` the next number of its communicator and start it; with a key, as soon as it is granted a number."""
         self.now = now
-        group = self._number(op, now)
+        group = self._enrol(op)
+        if op.key is not None:
+            self.keys.submit(group, op)
+            return
+        self._number(group, op)
+        if op.limit is not None:
+            op.deadline = now + op.limit
+        self.begin(group, op)
+
+    def begin(self, group: Group, op: Operation) -> None:
+        """Start ``op``, which has its number."""
         early = group.early.pop(op.seq, None)
         error = self._departures.unfit(group, op)
         if error is not None:
@@ -114,12 +128,17 @@ class Engine:
             self._departures.end(op, error)
             return
         group.active[op.seq] = op
-        if op.limit is not None:
-            op.deadline = now + op.limit
+        if op.deadline is not None:
             self.expect(op.deadline)
         if early is not None and early.aborts:
             self._outgoing.release(early)
+            op.inquest = None
             self._aborts.late_arrival(op, early)
+            return
+        if op.inquest is not None:  # its deadline has passed while the grant was on its way
+            if early is not None:
+                self._outgoing.release(early)
+            self._aborts.time_out(op)
             return
         if op.turns and not self._rounds.start(op):
             if early is not None:
@@ -140,23 +159,32 @@ class Engine:
         self.mail.submit(op, op.mail)
 
     def refuse(self, op: Operation, error: Exception, now: float) -> None:
-        """``op`` failed before it started (an argument is wrong): it takes its number, so that the ranks stay in step."""
+        """``op`` failed before it started (an argument is wrong): it takes its number, or its use of the key, so that the ranks
+        stay in step.
+        """
         self.now = now
-        group = self._number(op, now)
+        group = self._enrol(op)
+        if op.key is not None:
+            self.keys.refuse(group, op, error)
+            return
+        self._number(group, op)
         early = group.early.pop(op.seq, None)
         if early is not None:
             self._outgoing.release(early)
         self._aborts.broadcast(op, refusal(error, self.safe))
         self._aborts.end(op, error)
 
-    def _number(self, op: Operation, now: float) -> Group:
+    def _enrol(self, op: Operation) -> Group:
         group = self._groups[op.comm]
-        op.seq = group.next_seq
-        group.next_seq += 1
         op.members, op.rank, op.group = group.members, group.rank, group.name
         op.tells, op.turns, op.heard = group.tells, group.turns, 1 << group.rank
-        op.started = now
+        op.started = self.now
         return group
+
+    @staticmethod
+    def _number(group: Group, op: Operation) -> None:
+        op.seq = group.next_seq
+        group.next_seq += 1
 
     def cancel(self, op: Operation, now: float) -> None:
         """End ``op`` on every rank because its awaiter was cancelled. Its memory is free when this returns."""
@@ -177,6 +205,7 @@ class Engine:
                 group.rumoured.add(group.rank)
             for op in list(group.active.values()):
                 self._departures.leave(group, op, cause)
+            self.keys.departed(group)
         goodbye = self._departures.farewell(cause, self._groups.values())
         for peer in self._outboxes:
             self._outgoing.post(peer, goodbye)
@@ -370,10 +399,9 @@ class Engine:
             inbound.redirect(op)
         op.release()
 
-    def push(self, op: Operation, frame: bytes) -> None:
-        """Send a control frame to every other live member of the operation's group."""
-        group = self._groups[op.comm]
-        for member in op.members:
+    def push(self, group: Group, frame: bytes) -> None:
+        """Send a control frame to every other live member of a group."""
+        for member in group.members:
             if member != self.rank and member not in group.lost and member not in group.left:
                 self._outgoing.post(member, frame)
 

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from asynccoll.algorithms.start import graph
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
+from asynccoll.engine.wire import KEYED, LOCAL, MESSAGES
 from asynccoll.errors import ProtocolError
 
 __all__ = ["MAX_PENDING", "Early", "Farewell", "Group"]
@@ -57,6 +58,8 @@ class Farewell(NamedTuple):
     cause: str
     lost: tuple[int, ...]
     """Group ranks that it knew to be dead."""
+    keyed: int = KEYED
+    """The first keyed operation that it had not been granted."""
 
 
 class Group:
@@ -65,6 +68,7 @@ class Group:
     __slots__ = (
         "active",
         "comm",
+        "doom",
         "early",
         "early_bytes",
         "index",
@@ -72,12 +76,15 @@ class Group:
         "lost",
         "members",
         "name",
+        "next_keyed",
+        "next_local",
         "next_seq",
         "rank",
         "rumoured",
         "size",
         "tells",
         "turns",
+        "withdrawn",
     )
 
     def __init__(self, comm: int, members: tuple[int, ...], rank: int, name: str) -> None:
@@ -97,10 +104,18 @@ class Group:
         """START graph: world rank to hear -> its turn."""
         self.next_seq = 0
         """Number of the next call; every smaller number has been called here."""
+        self.next_keyed = KEYED
+        """Number of the next keyed operation to be granted; grants come in order, each to every member."""
+        self.next_local = LOCAL
+        """See `take_local`."""
+        self.withdrawn: dict[int, Mapping[str, Any]] = {}
+        """Announcement that this rank has withdrawn -> why, until rank 0 has said that nothing will come of it."""
+        self.doom: tuple[int, Mapping[str, Any]] | None = None
+        """Group rank that told of dead members, and the body: no keyed operation will be granted any more."""
         self.active: dict[int, Operation] = {}
         """Number -> operation under way."""
         self.early: dict[int, Early] = {}
-        """Number -> what came for it; only numbers >= ``next_seq``."""
+        """Number -> what came for it; only numbers that `awaits` is true of."""
         self.early_bytes: dict[int, int] = {}
         """World rank -> payload bytes held in `early`."""
         self.lost: dict[int, str] = {}
@@ -112,8 +127,22 @@ class Group:
 
     @property
     def crowded(self) -> bool:
-        """As many operations are under way as may be: the other ranks keep a record of each that they have not called."""
-        return len(self.active) >= MAX_PENDING
+        """As many operations are under way as may be: the other ranks keep a record of each that they have not called.
+
+        Keyed ones that were withdrawn count until every rank has come to them, since rank 0 keeps a record of each.
+        """
+        return len(self.active) + len(self.withdrawn) >= MAX_PENDING
+
+    def awaits(self, seq: int) -> bool:
+        """The operation of that number, from a frame, has not been called here yet."""
+        if seq < KEYED:
+            return seq >= self.next_seq
+        return self.next_keyed <= seq < MESSAGES
+
+    def take_local(self) -> int:
+        """A number for what has none on the wire."""
+        self.next_local += 1
+        return self.next_local - 1
 
     def early_of(self, seq: int) -> Early:
         """The record of early frames for number ``seq``."""

@@ -104,8 +104,6 @@ class Mail:
         self._outgoing = outgoing
         self._boxes: dict[int, _Box] = {}
         """Communicator -> its messages."""
-        self._local = 0
-        """Receives so far; numbers them for the engine's table alone."""
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -117,8 +115,7 @@ class Mail:
         if isinstance(what, Send):
             self._send(group, box, op, what)
             return
-        self._local += 1
-        self._enrol(group, op, MESSAGES - self._local, what.source)
+        self._enrol(group, op, group.take_local(), what.source)
         for letter in box.letters:
             if letter.fits(what):
                 self._match(group, box, op, what, letter)

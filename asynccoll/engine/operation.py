@@ -129,6 +129,7 @@ class Operation:
     """One collective on one rank, from the call to its end."""
 
     __slots__ = (
+        "announced",
         "block",
         "comm",
         "deadline",
@@ -141,6 +142,7 @@ class Operation:
         "heard",
         "inputs",
         "inquest",
+        "key",
         "limit",
         "mail",
         "members",
@@ -212,6 +214,10 @@ class Operation:
         self.on_end = on_end
         """Called once by the driver when the operation has ended; `error` tells how."""
 
+        self.key: str | None = None
+        """Key by which it is matched across the ranks; None: by the order of the calls."""
+        self.announced = False
+        """It has a key and has not been granted a number yet (`asynccoll.engine.keys`)."""
         self.mail: Any = None
         """What a send or receive of a message asks for (`asynccoll.engine.mail`)."""
         self.message = False
@@ -255,8 +261,17 @@ class Operation:
 
     def context(self, now: float) -> OpContext:
         """What every error about this operation reports."""
-        seq = -1 if self.message else self.seq
-        return OpContext(self.fingerprint.verb, seq, self.group, self.rank, max(0.0, now - self.started))
+        seq = -1 if self.message or self.key is not None else self.seq
+        elapsed = max(0.0, now - self.started)
+        return OpContext(self.fingerprint.verb, seq, self.group, self.rank, elapsed, self.key)
+
+    @property
+    def label(self) -> str:
+        """The operation as lists and errors name it: ``"allreduce #12"``, ``"allreduce key 'a'"``, ``"recv"``."""
+        verb = self.fingerprint.verb
+        if self.key is not None:
+            return f"{verb} key {self.key!r}"
+        return verb if self.message else f"{verb} #{self.seq}"
 
     def answer(self) -> dict[str, Any]:
         """This rank's own answer in an inquest."""

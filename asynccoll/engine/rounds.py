@@ -31,7 +31,9 @@ class Rounds:
 
     def start(self, op: Operation) -> bool:
         """Tell of the call. False if it failed at once."""
-        if op.limit is not None:
+        if op.key is not None:  # a round trip or more after the call
+            op.remaining = self._left(op)
+        elif op.limit is not None:
             op.remaining = min(int(op.limit * 1000), wire.NO_DEADLINE - 1)
         if op.swaps and not self._step(op, None):
             return False

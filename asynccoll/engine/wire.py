@@ -15,6 +15,7 @@ call are never taken for payload, whatever arrives first. ``docs/wire.md`` descr
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from asynccoll.errors import ProtocolError
@@ -26,9 +27,13 @@ __all__ = [
     "DATA",
     "EAGER",
     "GOODBYE",
+    "GRANT",
     "HEADER",
     "HEADER_SIZE",
+    "KEY",
+    "KEYED",
     "LAST",
+    "LOCAL",
     "MAX_BLOCK",
     "MAX_CONTROL",
     "MAX_DATA",
@@ -38,6 +43,7 @@ __all__ = [
     "READY",
     "START",
     "TAKE",
+    "UNKEY",
     "WANT",
     "Record",
     "abort_frame",
@@ -46,13 +52,17 @@ __all__ = [
     "credit_frame",
     "data_header",
     "goodbye_frame",
+    "grant_frame",
+    "key_frame",
     "message_frame",
+    "parse_key",
     "parse_message",
     "parse_start",
     "parse_u64",
     "ready_frame",
     "start_frame",
     "take_frame",
+    "unkey_frame",
     "want_frame",
 ]
 
@@ -75,11 +85,21 @@ MESSAGE: Final = 8
 """A message from one rank to another: its description, and its payload where that is short."""
 TAKE: Final = 9
 """The receiver of a message asks for its payload."""
-LAST: Final = TAKE
+KEY: Final = 10
+"""To rank 0 of the communicator: the sender has called a keyed operation, its announcement number ``seq``."""
+GRANT: Final = 11
+"""From rank 0: all ranks have called the operation that this rank announced, and its number is ``seq``."""
+UNKEY: Final = 12
+"""An announcement has ended: to rank 0 by the rank that made it, from rank 0 to the ranks that wait."""
+LAST: Final = UNKEY
 """The largest kind."""
 
+KEYED: Final = 1 << 62
+"""Numbers from here to `MESSAGES` are those of keyed operations, in the order of their grants."""
 MESSAGES: Final = 1 << 63
 """Numbers from here on are those of messages: this, the sender's rank shifted by 40, and its count."""
+LOCAL: Final = 1 << 64
+"""Numbers from here on are a rank's own, for what has none on the wire (yet): no frame can name one."""
 
 EAGER: Final = 1
 """Flag of a DATA frame: its bytes count against the eager credit."""
@@ -103,6 +123,8 @@ MAX_CONTROL: Final = 1 << 16
 MAX_BLOCK: Final = 256
 """Largest block behind a START record: no more than the record itself costs a rank that has not called yet, so it needs no
 credit."""
+_MAX_KEY: Final = 256
+"""Characters of a key."""
 NO_DEADLINE: Final = 0xFFFFFFFF
 """Remaining milliseconds of a record when there is no deadline."""
 
@@ -169,7 +191,7 @@ def credit_frame(nbytes: int) -> bytes:
 
 
 def parse_u64(payload: memoryview) -> int:
-    """The number in a READY or CREDIT frame."""
+    """The number in a READY, CREDIT or GRANT frame."""
     if len(payload) != 8:
         raise ProtocolError(f"expected 8 bytes of payload, got {len(payload)}")
     return int(_U64.unpack(payload)[0])
@@ -198,6 +220,33 @@ def parse_message(payload: memoryview) -> tuple[int, int, bytes, memoryview]:
 def take_frame(comm: int, seq: int) -> bytes:
     """TAKE: send the payload of this message."""
     return HEADER.pack(TAKE, 0, 0, comm, seq, 0, 0)
+
+
+def key_frame(comm: int, number: int, key: str) -> bytes:
+    """KEY: announce an operation under ``key``. Lone surrogates travel as they are: equal keys are equal everywhere."""
+    payload = key.encode("utf-8", "surrogatepass")
+    return HEADER.pack(KEY, 0, 0, comm, number, 0, len(payload)) + payload
+
+
+def parse_key(payload: memoryview) -> str:
+    """The key in a KEY frame."""
+    try:
+        key = str(payload, "utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"a key is not UTF-8: {error}") from None
+    if len(key) > _MAX_KEY:
+        raise ProtocolError(f"a key has {len(key)} characters, and {_MAX_KEY} are allowed")
+    return key
+
+
+def grant_frame(comm: int, seq: int, number: int) -> bytes:
+    """GRANT: announcement ``number`` of the receiver is the operation ``seq``."""
+    return _READY.pack(GRANT, 0, 0, comm, seq, 0, 8, number)
+
+
+def unkey_frame(comm: int, number: int, body: Mapping[str, Any]) -> bytes:
+    """UNKEY with a msgpack body of at most `MAX_CONTROL` bytes."""
+    return _packed(UNKEY, comm, number, dict(body))
 
 
 def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:

@@ -38,7 +38,7 @@ class MessageVerbs(Caller):
             tag: an integer of 64 bits, for `recv` to choose by.
             timeout: seconds (or timedelta) until `CollectiveTimeout`, whose ``.missing`` is the receiver; the message is then
                 taken back.
-            key: reserved.
+            key: must be None; messages are matched by source and tag.
             name: has nobody to be compared with; for symmetry.
 
         Raises (from the work):

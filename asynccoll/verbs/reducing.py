@@ -35,7 +35,8 @@ class ReducingVerbs(Caller):
                 rank 0 applies as a strict left fold in rank order.
             out: array of the same dtype and shape to put the result in; lent until the work is done.
             timeout: seconds (or timedelta) until every rank raises `CollectiveTimeout`; the tightest of all ranks holds.
-            key: reserved.
+            key: the operation is matched by this string (at most 256 characters), the n-th use of it on each rank, and not by the
+                order of the calls; see docs/verbs.md. The operations of one key are one order.
             name: compared across ranks, and shown in errors.
             algorithm: ``"auto"``, ``"ring"``, ``"tree"`` or ``"doubling"``; the same on all ranks.
 

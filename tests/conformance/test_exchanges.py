@@ -78,7 +78,6 @@ async def test_a_deadline_names_the_rank_that_has_not_called(world, verb, count)
 async def test_the_common_arguments_are_checked(world, verb):
     async with world(2) as comms:
         for options, says in (
-            ({"key": "k"}, "key= is reserved"),
             ({"name": 5}, "name= must be a string"),
             ({"timeout": 0}, "timeout=0"),
         ):

@@ -22,6 +22,7 @@ class TestGoodbye:
             assert wire.control_payload(memoryview(last.payload)) == {
                 "cause": "gone fishing",
                 "next": {0: 2},
+                "keyed": {0: wire.KEYED},
                 "lost": {0: []},
             }
 

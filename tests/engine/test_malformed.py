@@ -57,6 +57,8 @@ def busy_rank():
     wires.start(0, RecvBytes(1, memoryview(bytearray(100_000))))
     wires.start(0, FoldBytes(1, 100_000, lambda at, piece: None))
     wires.start(0, SendBytes(1, memoryview(bytearray(300_000))), call=Fingerprint("other"))
+    wires.start(0, RecvBytes(1, memoryview(bytearray(4))), key="a", timeout=5.0)
+    wires.start(0, key="b")
     wires.take(0, 1)
     return wires
 
@@ -68,8 +70,16 @@ def start(seq, round_, value=0):
 
 def valid(rng):
     """A frame that peer 1 might send."""
-    seq = rng.choice([0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 70_000])
-    match rng.randrange(8):
+    seq = rng.choice([0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 70_000, wire.KEYED])
+    match rng.randrange(11):
+        case 8:
+            return wire.key_frame(0, rng.choice(EXTREMES), rng.choice(["a", "b", "", "ä" * 256]))
+        case 9:
+            return wire.unkey_frame(
+                0, seq, rng.choice([*BODIES, {"reason": "lost", "ranks": [2], "why": "x"}])
+            )
+        case 10:
+            return wire.grant_frame(0, wire.KEYED + rng.choice([0, 1]), seq)
         case 0:
             return start(seq, rng.choice([0, 1]), rng.choice([0, 5]))
         case 1:

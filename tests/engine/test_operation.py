@@ -190,7 +190,21 @@ class TestContext:
     def test_it_says_where_the_operation_stands(self):
         op = operation()
         op.seq, op.group, op.rank, op.started = 7, "world", 2, 10.0
-        assert op.context(12.5) == ("test", 7, "world", 2, 2.5)
+        assert op.context(12.5) == ("test", 7, "world", 2, 2.5, None)
+
+    def test_a_keyed_operation_has_its_key_in_the_place_of_a_number(self):
+        op = operation()
+        op.seq, op.group, op.rank, op.started, op.key = 7, "world", 2, 10.0, "a"
+        assert op.context(12.5) == ("test", -1, "world", 2, 2.5, "a")
+
+    def test_its_label_is_what_lists_show(self):
+        op = operation()
+        op.seq = 7
+        assert op.label == "test #7"
+        op.key = "a"
+        assert op.label == "test key 'a'"
+        op.key, op.message = None, True
+        assert op.label == "test"
 
     def test_elapsed_is_never_negative(self):
         op = operation()

@@ -49,10 +49,12 @@ def script(*transfers, result=None):
     return result
 
 
-def operation(*transfers, result=None, call=CALL, program=None, **options):
+def operation(*transfers, result=None, call=CALL, program=None, key=None, **options):
     """An operation that makes these transfers, or runs ``program``."""
     body = script(*transfers, result=result) if program is None else program
-    return Operation(call, digests(call), body, on_end=lambda op: None, **options)
+    op = Operation(call, digests(call), body, on_end=lambda op: None, **options)
+    op.key = key
+    return op
 
 
 class Wires:
@@ -223,6 +225,8 @@ class Wires:
             group = engine.group()
             assert not group.early
             assert not any(group.early_bytes.values())
+            assert not group.withdrawn
+            assert not any(keys.outstanding for keys in engine.keys._matching.values())
             for peer in range(self.size):
                 if peer == rank:
                     continue

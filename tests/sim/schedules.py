@@ -1,7 +1,8 @@
 """Random schedules: one seed is one world with its links, its operations, its timing and at most one trouble.
 
-Each rank starts the same operations in the same order, at moments of its own; several run at once. Every result and every
-error is checked, a program that would hang is `Stuck`, and nothing may be left in the engines at the end.
+Each rank starts the same operations in the same order, at moments of its own; several run at once. In some worlds some have keys,
+and each rank starts those in an order of its own. Every result and every error is checked, a program that would hang is `Stuck`,
+and nothing may be left in the engines at the end.
 
     python -m tests.sim.schedules --seeds 3000      one JSON line: seeds, hangs, wrong, stray, seconds
     python -m tests.sim.schedules --seed 17         one world, with what it does
@@ -117,6 +118,10 @@ class Plan:
     timeout: float = 0.0
     """Limit of the step in trouble, on the ranks in `limited`."""
     limited: set[int] = field(default_factory=set)
+    keys: list[str | None] = field(default_factory=list)
+    """Step -> its key."""
+    orders: list[list[int]] = field(default_factory=list)
+    """Rank -> the steps in the order of its calls; those without a key, and those of one key, are in the same order on all."""
 
 
 def draw(seed: int) -> Plan:
@@ -151,7 +156,21 @@ def draw(seed: int) -> Plan:
         pauses[rank][at] += rng.random() * 3 * plan.timeout
     elif kind == "mismatch":
         plan.trouble = plan.trouble._replace(detail=rng.choice(FIELDS[steps[at].kind]))
+    _draw_keys(plan, random.Random(f"keys of {seed}"))
     return plan
+
+
+def _draw_keys(plan: Plan, rng: random.Random) -> None:
+    """Which steps have which key, and in which order each rank calls."""
+    keyed = rng.random() < 0.6
+    plan.keys = [
+        rng.choice([None, "a", "a", f"step {at}"]) if keyed else None for at in range(len(plan.steps))
+    ]
+    for _ in range(plan.size):
+        lanes: dict[str | None, list[int]] = {}
+        for at, key in enumerate(plan.keys):
+            lanes.setdefault(key, []).append(at)
+        plan.orders.append([lanes[key].pop(0) for key in rng.sample(plan.keys, len(plan.keys))])
 
 
 def _conditions(rng: random.Random, quick: bool, bulk: bool) -> Conditions:
@@ -448,7 +467,7 @@ class World:
         plan, comm, trouble = self.plan, self.comms[rank], self.plan.trouble
         mine = trouble.rank == rank
         waits = []
-        for at in range(len(plan.steps)):
+        for at in plan.orders[rank]:
             await asyncio.sleep(plan.pauses[rank][at])
             troubled = at == trouble.step
             call = call_of(plan, at, rank)
@@ -458,6 +477,8 @@ class World:
                 call = differ(plan, at, call, trouble.detail)
             if troubled and mine and trouble.kind == "refusal":
                 call.options["timeout"] = "soon"
+            if plan.keys[at] is not None:
+                call.options["key"] = plan.keys[at]
             self.called[rank, at] = self.loop.time()
             work = getattr(comm, call.verb)(*call.args, **call.options)
             if call.args and isinstance(call.args[0], np.ndarray) and call.lent is not call.args[0]:
@@ -519,7 +540,7 @@ class World:
 
     async def _epilogue(self, comm: Communicator) -> None:
         """The mesh is in step: the next operations work."""
-        await comm.barrier()
+        await asyncio.gather(comm.barrier(key="a"), comm.barrier())
         total = await comm.allreduce(np.arange(100) + comm.rank)
         _require(
             np.array_equal(total, np.arange(100) * self.plan.size + sum(range(self.plan.size))),
@@ -589,8 +610,10 @@ class World:
     def _judge_late(self, rank: int, end: Any, where: str) -> None:
         _require(isinstance(end, CollectiveTimeout), where)
         deadline = self._deadline()
+        # Of a keyed step rank 0 says who is missing, who may have called while the call was on its way there.
+        slack = 0.02 if self.plan.keys[self.plan.trouble.step] is None else 0.15
         for missing in end.missing:
-            _require(self.called[missing, self.plan.trouble.step] > deadline - 0.02, f"not missing, {where}")
+            _require(self.called[missing, self.plan.trouble.step] > deadline - slack, f"not missing, {where}")
 
     def _judge_gone(self, rank: int, end: Any, where: str) -> None:
         trouble = self.plan.trouble
@@ -624,7 +647,7 @@ class World:
             group = engine.group()
             if engine.pending():
                 left.append(f"rank {rank}: pending {engine.pending()}")
-            if any(seq < group.next_seq for seq in group.early):
+            if not all(map(group.awaits, group.early)):
                 left.append(
                     f"rank {rank}: frames kept for operations that were called: {sorted(group.early)}"
                 )
@@ -637,6 +660,9 @@ class World:
                         left.append(f"rank {rank}: credit {box.credit} to {peer}, which owes {owed}")
             if len(alive) == len(drivers) and (group.early or any(group.early_bytes.values())):
                 left.append(f"rank {rank}: early {group.early} {group.early_bytes}")
+            uses = sum(keys.outstanding for keys in engine.keys._matching.values())
+            if len(alive) == len(drivers) and (uses or group.withdrawn):
+                left.append(f"rank {rank}: {uses} uses of keys, withdrawn {group.withdrawn}")
             for peer, inbound in engine._inbounds.items():
                 if inbound._landing is not None or inbound.start != inbound.end:
                     left.append(f"rank {rank}: a part of a frame from {peer}")

@@ -33,6 +33,10 @@ def test_the_seeds_of_the_default_run_see_everything():
     assert {step.kind for plan in plans for step in plan.steps} == set(FIELDS)
     assert {1, 1 << 16} <= {plan.conditions.piece for plan in plans}
     assert {1, 1 << 18} <= {plan.conditions.buffer for plan in plans}
+    keyed = {plan.trouble.kind for plan in plans if plan.keys[plan.trouble.step] is not None}
+    assert keyed == set(TROUBLES)
+    assert any(plan.orders[0] != plan.orders[1] for plan in plans)
+    assert any(plan.keys.count("a") > 1 for plan in plans)
 
 
 def test_a_thousand_seeds_see_every_field_that_may_differ():
