@@ -327,10 +327,10 @@ WORLDS = {"sim": SimLoop, "tcp-asyncio": asyncio.new_event_loop, "tcp-uvloop": u
 
 
 @contextlib.asynccontextmanager
-async def _world(name, size):
-    options = {}
+async def world_of(name, size, **options):
+    """A world of that kind, inside the loop of `WORLDS`."""
     if name == "sim":
-        options = {
+        options |= {
             "transport": "memory",
             "seed": size,
             "conditions": Conditions(0.002, 1 << 15, True, 1 << 16),
@@ -346,7 +346,7 @@ async def _run(args, sizes, report):
         cases = (
             share(full(size), *args.share) if args.full else [case for case in sample() if case.size == size]
         )
-        async with _world(args.world, size) as comms:
+        async with world_of(args.world, size) as comms:
             report.worlds += 1
             for group in _batched(cases, 16):
                 await _count(report, comms, group)
