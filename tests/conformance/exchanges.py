@@ -42,17 +42,6 @@ def shaped(shape, number):
     return np.full(shape, float(number))
 
 
-def same(found, right):
-    """Equal arrays, or equal objects."""
-    if isinstance(right, np.ndarray):
-        return (
-            type(found) is np.ndarray
-            and (found.dtype, found.shape) == (right.dtype, right.shape)
-            and found.tobytes() == right.tobytes()
-        )
-    return type(found) is type(right) and found == right
-
-
 async def disagree(comms, usual, odd, field):
     """One rank calls ``odd`` and all others ``usual``: every rank hears of it, with all values, and the mesh stays in step."""
     for place in sorted({0, 1, len(comms) - 1}):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # with -m; pytest does the same
 
@@ -103,6 +104,8 @@ def _shapes():
     pairs = [((n,), (m,)) for n, odd in odd_lengths.items() for m in odd]
     pairs += [((2, 3), (3, 2)), ((6,), (2, 3)), ((1,), ()), ((0, 3), (3, 0))]
     few = [((7,), (8,)), ((2, 3), (3, 2)), ((6,), (2, 3)), ((1000,), (0,)), ((LARGE,), (LARGE + 1,))]
+    # Of a reduce_scatter the parts of these are alike: nobody would miss or have left over a byte.
+    few += [((9, 2), (9, 2, 1))]
     for verb in REDUCING:
         for usual, odd in pairs if verb == "allreduce" else few:
             yield Variant(
@@ -155,6 +158,15 @@ def _dtypes():
                 call(verb, ones(count, odd)),
                 odd,
             )
+    for verb in ("reduce", "gather", "alltoall"):
+        yield Variant(
+            f"dtype of an array against that of a tensor in {verb}",
+            "dtype",
+            call(verb, ones(SMALL, "float64")),
+            "float64",
+            call(verb, torch.ones(SMALL)),
+            "float32",
+        )
     for usual, odd in pairs[:3]:
         yield Variant(
             f"dtype {usual} against {odd} of what a scatter is to fill",

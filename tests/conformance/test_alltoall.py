@@ -7,7 +7,6 @@ import carriers
 import numpy as np
 import pytest
 import reference
-import torch
 from exchanges import (
     BOUNDARIES,
     BULK,
@@ -15,13 +14,12 @@ from exchanges import (
     DoesNotPickle,
     DoesNotUnpickle,
     cancelled_by,
-    disagree,
     failed_at,
     refused_at,
-    same,
     shaped,
 )
 from ranks import on_all, ordinary, outcomes
+from verbs import same
 
 from asynccoll import RemoteError
 
@@ -269,23 +267,6 @@ async def test_a_wrong_list_is_an_error_on_every_rank(world):
                 kind,
                 says,
             )
-
-
-@pytest.mark.torch
-async def test_dtypes_paths_names_and_verbs_must_agree(world):
-    async with world(3) as comms:
-        size = len(comms)
-        for count in ordinary((2, 50_000), (2, 1500)):
-            for odd, field in (
-                (lambda c, n=count: c.alltoall([np.ones(n, np.float32)] * size), "dtype"),
-                (lambda c, n=count: c.alltoall([torch.ones(n)] * size), "dtype"),
-                (lambda c, n=count: c.alltoall(["x" * n] * size), "path"),
-                (lambda c, n=count: c.alltoall([np.ones(n)] * size, name="other"), "name"),
-                (lambda c, n=count: c.allgather(np.ones(n)), "verb"),
-                (lambda c, n=count: c.scatter([np.ones(n)] * size), "verb"),
-                (lambda c: c.barrier(), "verb"),
-            ):
-                await disagree(comms, lambda c, n=count: c.alltoall([np.ones(n)] * size), odd, field)
 
 
 @pytest.mark.parametrize("size", [0, 100_000])

@@ -19,10 +19,10 @@ from exchanges import (
     disagree,
     failed_at,
     refused_at,
-    same,
     shaped,
 )
 from ranks import in_turn, on_all, ordinary, outcomes
+from verbs import same
 
 from asynccoll import CollectiveMismatch, RemoteError
 
