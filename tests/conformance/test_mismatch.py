@@ -177,6 +177,26 @@ async def test_operations_in_another_order_are_found_by_name(world):
         await in_step(comms)
 
 
+async def test_of_operations_in_another_order_both_names_and_both_places_are_shown(world):
+    async with world(2) as comms:
+
+        async def first(comm):
+            return await comm.allreduce(ones(9), name="loss of the head")
+
+        async def second(comm):
+            return await comm.allreduce(ones(9), name="loss of the tail")
+
+        lines = [f"test_mismatch.py:{one.__code__.co_firstlineno + 1}" for one in (first, second)]
+        for error in await outcomes(comms, lambda comm: (second if comm.rank else first)(comm)):
+            assert type(error) is CollectiveMismatch
+            assert error.field == "name"
+            assert error.sites == of_all(comms, lines[1], {0: lines[0]})
+            for text in ("rank 0 has 'loss of the head'", "have" if len(comms) > 2 else "rank 1 has", *lines):
+                assert text in str(error)
+            assert "'loss of the tail'" in str(error)
+        await in_step(comms)
+
+
 async def test_operations_around_a_mismatch_complete(world):
     async with world(3) as comms:
 

@@ -287,6 +287,29 @@ async def test_a_function_that_changes_its_first_argument_does_not_reach_the_cal
             assert [read(result) for result in results[1:]] == others
 
 
+async def test_no_verb_hands_a_function_the_callers_own_value(world):
+    """The function changes both of its arguments; what was passed stays as it is, and no two results are one object."""
+
+    def spoil(a, b):
+        a.append(b.pop())
+        return a
+
+    cases = [(chained, lambda rank: [rank]), (ASSOCIATIVE[chained], lambda rank: [rank])]
+    cases += [(spoil, lambda rank: [rank, rank]), (operator.iadd, lambda rank: np.full(3, rank))]
+    cases += [("sum", lambda rank: [rank])]
+    async with world(4) as comms:
+        for (function, make), verb in itertools.product(cases, ("allreduce", "reduce", "scan", "exscan")):
+            values = [make(rank) for rank in range(len(comms))]
+            results = [one for one in await each(comms, verb, values, function) if one is not None]
+            for rank, value in enumerate(values):
+                np.testing.assert_array_equal(value, make(rank))
+            assert len({id(one) for one in [*values, *results]}) == len(values) + len(results)
+            kept = [copy.deepcopy(one) for one in results[1:]]
+            results[0][:] = results[0][:0] if isinstance(results[0], list) else -1
+            for one, before in zip(results[1:], kept, strict=True):
+                np.testing.assert_array_equal(one, before)
+
+
 async def test_parts_of_results_are_independent_too(world):
     async with world(3) as comms:
         results = await on_all(comms, lambda c: c.allreduce([[c.rank]]))

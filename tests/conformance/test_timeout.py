@@ -95,7 +95,8 @@ async def test_where_all_have_called_and_data_is_late_nobody_is_named(world):
     """The limit passes in the middle of the transfer. Ranks that have all they need have their result, which is right."""
     if not in_virtual_time():
         pytest.skip("needs links that crawl")
-    crawling = Conditions(delay=0.002, piece=1 << 12, split=True, buffer=1 << 13)
+    piece = ordinary(1 << 12, 1 << 8)
+    crawling = Conditions(delay=0.002, piece=piece, split=True, buffer=2 * piece)
     for verb, algorithm in verbs.CALLS[1:]:
         async with world(4, conditions=crawling) as comms:
             results = await outcomes(

@@ -463,12 +463,21 @@ async def test_every_dtype_of_torch_works_or_is_refused_by_name(world, dtype):
 )
 async def test_arrays_without_a_defined_sum_are_refused_on_every_rank(world, value):
     async with world(2) as comms:
-        verbs = ("allreduce", "allreduce_", "allreduce_tree", "broadcast", "allgather")
+        verbs = (
+            "allreduce",
+            "allreduce_",
+            "allreduce_tree",
+            *matrix.OTHERS,
+            "broadcast",
+            "allgather",
+            "gather",
+        )
 
         async def rank(comm):
             works = [getattr(comm, verb)(value) for verb in verbs]
+            works += [comm.alltoall([value] * len(comms)), comm.scatter([value] * len(comms), comm.rank)]
             return await asyncio.gather(*works, return_exceptions=True)
 
         for errors in await on_all(comms, rank):
-            assert [type(error) for error in errors] == [TypeError] * len(verbs), errors
+            assert [type(error) for error in errors] == [TypeError] * (len(verbs) + 2), errors
         await in_step(comms)
