@@ -17,6 +17,7 @@ from exchanges import (
     failed_at,
     refused_at,
     shaped,
+    unfit_outs,
 )
 from ranks import on_all, ordinary, outcomes
 from verbs import same
@@ -196,20 +197,9 @@ async def test_a_table_can_be_transposed_in_its_own_memory(world):
 
 
 async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
-    frozen = np.zeros(3)
-    frozen.flags.writeable = False
     async with world(3) as comms:
         size = len(comms)
-        fitting = [np.zeros(3) for _ in range(size - 1)]
-        twice = np.zeros(3)
-        for out, kind, says in (
-            ([np.zeros(3)], ValueError, "one per rank"),
-            ([*fitting, np.zeros(3, np.float32)], TypeError, "float32"),
-            ([*fitting, [0.0] * 3], TypeError, "must be an array"),
-            ([*fitting, frozen], ValueError, "read-only"),
-            ([*fitting[1:], twice, twice[1:]], ValueError, "same memory"),
-            (np.zeros((size, 3)), TypeError, "must be a list"),
-        ):
+        for out, kind, says in unfit_outs(size):
             await refused_at(
                 comms,
                 1,
@@ -220,7 +210,7 @@ async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
         await refused_at(
             comms,
             0,
-            lambda comm: comm.alltoall(["text"] * size, out=None if comm.rank else [*fitting, np.zeros(3)]),
+            lambda comm: comm.alltoall(["text"] * size, out=None if comm.rank else [np.zeros(3)] * size),
             TypeError,
             "alltoall of a str",
         )

@@ -16,6 +16,7 @@ from exchanges import (
     failed_at,
     refused_at,
     shaped,
+    unfit_outs,
 )
 from ranks import each, in_turn, on_all, ordinary, outcomes
 from verbs import same
@@ -160,19 +161,9 @@ async def test_the_rows_of_one_array_can_be_out(world):
 
 
 async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
-    frozen = np.zeros(3)
-    frozen.flags.writeable = False
     async with world(3) as comms:
-        fitting = [np.zeros(3) for _ in range(len(comms) - 1)]
-        twice = np.zeros(3)
-        for out, kind, says in (
-            ([np.zeros(3)], ValueError, "one per rank"),
-            ([*fitting, np.zeros(3, np.float32)], TypeError, "float32"),
-            ([*fitting, [0.0] * 3], TypeError, "must be an array"),
-            ([*fitting, frozen], ValueError, "read-only"),
-            ([*fitting[1:], twice, twice[1:]], ValueError, "same memory"),
-            (np.zeros((len(comms), 3)), TypeError, "must be a list"),
-        ):
+        size = len(comms)
+        for out, kind, says in unfit_outs(size):
             await refused_at(
                 comms,
                 1,
@@ -183,7 +174,7 @@ async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
         await refused_at(
             comms,
             0,
-            lambda comm: comm.gather("text", out=None if comm.rank else [*fitting, np.zeros(3)]),
+            lambda comm: comm.gather("text", out=None if comm.rank else [np.zeros(3)] * size),
             TypeError,
             "gather of a str",
         )
