@@ -12,12 +12,26 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-__all__ = ["LoopThread"]
+__all__ = ["LoopThread", "result_of"]
 
 T = TypeVar("T")
 
 _JOIN_SECONDS: Final = 5.0
 """How long to wait for a loop that was told to stop: it holds no callback for more than milliseconds."""
+_SLICE: Final = 0.25
+"""Seconds for which a wait sleeps at most. A signal that comes between Python's last look at its flag and the thread's going to
+sleep does not wake it: Ctrl-C would be heard only when the wait is over, and that may be never."""
+
+
+def result_of(future: concurrent.futures.Future[T]) -> T:
+    """The result of ``future``, waited for without an end, but so that Ctrl-C is heard. Raises what the future raises."""
+    while True:
+        try:
+            return concurrent.futures.Future.result(future, _SLICE)
+        except TimeoutError:  # of this slice, or the future's own
+            if future.done():
+                break
+    return concurrent.futures.Future.result(future)
 
 
 class LoopThread:

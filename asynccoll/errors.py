@@ -139,7 +139,8 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
     """The operation's deadline passed. ``missing`` holds the ranks that had not arrived.
 
     Attributes:
-        missing: ranks that had not called the operation (empty where all had, and data was still under way).
+        missing: ranks that had not called the operation (empty where all had, and data was still under way). Of a `recv` the
+            ranks from which a message could have come; of a `send` the rank that did not receive it.
         limit: the deadline in seconds.
     """
 
@@ -150,18 +151,20 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
         context: OpContext = OpContext(),  # noqa: B008
         *,
         note: str = "",
+        waited_for: str = "",
     ) -> None:
+        """``waited_for``: what did not happen and a remedy, in place of the sentence about ranks that did not call."""
         self.missing = frozenset(missing)
         self.limit = limit
-        if self.missing:
-            what = f"{name_ranks(self.missing)} did not call it"
+        if waited_for:
+            what = waited_for
         else:
-            what = "every rank called it, but data did not arrive in time"
-        super().__init__(
-            f"timed out (limit {limit:g} s): {what}{note}. "
-            "Check that all ranks make the same calls in the same order, or raise timeout=.",
-            context,
-        )
+            if self.missing:
+                what = f"{name_ranks(self.missing)} did not call it"
+            else:
+                what = "every rank called it, but data did not arrive in time"
+            what += f"{note}. Check that all ranks make the same calls in the same order"
+        super().__init__(f"timed out (limit {limit:g} s): {what}, or raise timeout=.", context)
 
 
 class CollectiveMismatch(CollectiveError):

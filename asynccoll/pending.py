@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from asynccoll.background import LoopThread
+from asynccoll.background import LoopThread, result_of
 from asynccoll.errors import RemoteError
 from asynccoll.work import Work
 
@@ -30,6 +30,10 @@ class Pending(concurrent.futures.Future[T]):
         self._work: Work[T] | None = None
         """The operation, once it has been started in the loop's thread."""
         self._marking = threading.Lock()
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result, or what the operation raised. Waits ``timeout`` seconds (None: without an end), then raises TimeoutError."""
+        return result_of(self) if timeout is None else super().result(timeout)
 
     def begin(self, start: Callable[[], Work[T]]) -> None:
         """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from asynccoll import world
-from asynccoll.background import LoopThread
+from asynccoll.background import LoopThread, result_of
 from asynccoll.communicator import Communicator, ranks_of
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.errors import AlreadyInitialized, NotInitialized
@@ -249,7 +249,7 @@ class SyncCommunicator:
         async def make() -> _Threaded | None:
             return self._threaded.new_group(given, name)
 
-        made = self._thread.run(make()).result()
+        made = result_of(self._thread.run(make()))
         return None if made is None else SyncCommunicator(made, self._thread)
 
     def split(
@@ -269,7 +269,7 @@ class SyncCommunicator:
                 "close() or shutdown() from a callback of an operation would wait for itself; call it from another thread"
             )
         if self._thread.alive:
-            self._thread.run(self._threaded._close(cause)).result()
+            result_of(self._thread.run(self._threaded._close(cause)))
             if not self._threaded.is_group:
                 self._thread.stop()
 
@@ -294,7 +294,7 @@ def open_with(connect: Callable[[], Awaitable[Communicator]]) -> SyncCommunicato
 
     opening = thread.run(opened())
     try:
-        return SyncCommunicator(opening.result(), thread)
+        return SyncCommunicator(result_of(opening), thread)
     except BaseException:  # re-raised: whatever ends the wait, Ctrl-C too, no thread may be left behind
         opening.cancel()
         thread.stop()

@@ -3,13 +3,16 @@
 import asyncio
 import concurrent.futures
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
 
 import pytest
 
-from asynccoll.background import LoopThread
+from asynccoll.background import LoopThread, result_of
 
 TIMEOUT = 30
 
@@ -162,3 +165,43 @@ def test_a_fork_has_the_object_but_not_the_thread():
         "print(os.waitstatus_to_exitcode(status), thread.alive)\n"
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "10 True\n", "")
+
+
+def test_a_wait_hears_of_a_signal_that_did_not_wake_it():
+    """One that another thread has handled, or that came just before the wait: Python's flag is up, and nobody looks at it."""
+    future = concurrent.futures.Future()
+    waiter = threading.get_ident()
+
+    def tell():
+        while not {"wait", "result_of"} <= {
+            frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[waiter])
+        }:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=tell)
+    fallback = threading.Timer(TIMEOUT, future.set_result, ["never heard of it"])
+    fallback.start()
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        result_of(future)
+    assert not future.done()  # else it was heard at the end of the wait only
+    fallback.cancel()
+    thread.join()
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("its own"), LookupError("other")])
+def test_a_wait_gives_what_the_future_gives(error, monkeypatch):
+    monkeypatch.setattr("asynccoll.background._SLICE", 0.001)
+    future = concurrent.futures.Future()
+    end = (lambda: future.set_result(5)) if error is None else (lambda: future.set_exception(error))
+    timer = threading.Timer(0.02, end)
+    timer.start()
+    if error is None:
+        assert result_of(future) == 5
+    else:
+        with pytest.raises(type(error)) as caught:
+            result_of(future)
+        assert caught.value is error
+        assert caught.value.__context__ is None
+    timer.join()

@@ -217,6 +217,27 @@ class TestThreads:
 
         assert asyncio.run(main()) == [1.0] * 3
 
+    def test_from_a_thread_beside_a_running_loop_it_works(self, pair):
+        async def main():
+            return await asyncio.gather(*(asyncio.to_thread(comm.allgather, comm.rank) for comm in pair))
+
+        assert asyncio.run(main()) == [[0, 1]] * 2
+
+    @pytest.mark.parametrize("text", ["no running event loop", "This event loop is already running"])
+    def test_a_runtime_error_of_the_users_own_comes_out_as_it_is(self, pair, text):
+        """Whatever it says: it is not taken for one of asyncio's."""
+
+        def fold(a, b):
+            raise RuntimeError(text)
+
+        other = pair[1].allreduce_async(1, fold)
+        with pytest.raises(RemoteError) as caught:
+            pair[0].allreduce(1, fold)
+        for error in (caught.value, other.exception(TIMEOUT)):
+            assert (error.origin, error.type_name, error.original.args) == (0, "RuntimeError", (text,))
+
+        assert [future.result(TIMEOUT) for future in [comm.barrier_async() for comm in pair]] == [None, None]
+
     def test_a_future_can_be_awaited_from_a_loop(self, pair):
         async def main():
             return await asyncio.gather(
@@ -727,6 +748,104 @@ class TestInterrupt:
         assert first == "waiting\n"
         assert (out, err) == ("interrupted\nCollectiveCancelled 0\n[[0, 1], [0, 1]]\n", "")
         assert child.returncode == 0
+
+
+SEEDED_INTERRUPTS = """
+import asyncio, collections, random, signal, sys, time
+import numpy as np
+
+LATE, EARLY = 0.1, 0.004  # seconds into the call: when it waits, and when it may just be on its way into the wait
+seed, count = int(sys.argv[1]), int(sys.argv[2])
+rng = random.Random(seed)
+bystander = asyncio.new_event_loop()
+threading.Thread(target=bystander.run_forever, daemon=True).start()
+sleeper = asyncio.run_coroutine_threadsafe(asyncio.sleep(1000), bystander)
+big = np.ones(1 << 20)
+calls = {
+    "allreduce": (lambda c: c.allreduce(big), lambda c: c.allreduce_async(big)),
+    "objects": (lambda c: c.allgather("x" * 100), lambda c: c.allgather_async("x" * 100)),
+    "scan": (lambda c: c.scan(big), lambda c: c.scan_async(big)),
+    "barrier": (lambda c: c.barrier(), lambda c: c.barrier_async()),
+}
+
+def numbered(comm):
+    async def look():
+        return comm._threaded._pump.engine.group(0).next_seq
+    return comm._thread.run(look()).result(60)
+
+def interrupt(delay):
+    def later():
+        entered.wait(60)
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
+        sent.append(time.monotonic())
+    entered = threading.Event()
+    sent = []
+    thread = threading.Thread(target=later)
+    thread.start()
+    return entered, sent, thread
+
+def attempt(number):
+    verb = sorted(calls)[number % len(calls)]
+    block, start = calls[verb]
+    before = numbered(zero)
+    other = start(one) if rng.random() < 0.3 else None  # it waits for nobody, or for rank 0 itself
+    entered, sent, thread = interrupt(rng.uniform(0, EARLY) if number % 2 else LATE)
+    result = None
+    try:
+        entered.set()
+        result = block(zero)
+        time.sleep(60)  # complete before the signal came, which must not be lost
+    except KeyboardInterrupt:
+        took = time.monotonic() - sent[0] if sent else 0.0
+    thread.join()
+    assert took < 5, took
+    if numbered(zero) == before:
+        end = "not begun"  # it took no number: the next call is in its place
+        mine = start(zero)
+        other = other or start(one)
+        mine.result(60)
+        other.result(60)
+    else:
+        other = other or start(one)
+        error = other.exception(60)
+        if error is None:
+            end = "complete"
+        else:
+            assert result is None and error.origin == 0, error
+            end = type(error).__name__
+            if end != "CollectiveCancelled":  # the value was being taken: that failed, here
+                assert end == "RemoteError" and "interrupted by KeyboardInterrupt" in str(error), error
+    assert [f.result(60) for f in [c.allgather_async((number, c.rank)) for c in ranks]] == [[(number, 0), (number, 1)]] * 2
+    return end
+
+ends = collections.Counter(attempt(number) for number in range(count))
+assert not sleeper.done()
+bystander.call_soon_threadsafe(sleeper.cancel)
+zero.close()
+one.close()
+print(sum(ends.values()), ends["CollectiveCancelled"] >= count // 4)
+"""
+
+
+class TestInterruptAtAnyMoment:
+    """SIGINT 100 ms into a blocked call, and in its first moments: the next call is right, and the peer has heard of it."""
+
+    def interrupted(self, seed, count):
+        code = PAIR + SEEDED_INTERRUPTS
+        done = subprocess.run(
+            [*command(code), str(seed), str(count)], capture_output=True, text=True, timeout=TIMEOUT
+        )
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert done.stdout == f"{count} True\n"
+
+    def test_20_times(self):
+        self.interrupted(seed=1, count=20)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("seed", range(2, 7))
+    def test_100_times(self, seed):
+        self.interrupted(seed, count=20)
 
 
 class TestFork:

@@ -153,9 +153,9 @@ class Aborts:
     def time_out(self, op: Operation) -> None:
         """The deadline of ``op`` has passed."""
         if op.message:
-            index = self._engine.group(op.comm).index
-            missing = {index[peer] for peer in op.needs or () if index[peer] != op.rank}
-            self.end(op, self._timeout(op, missing, {"limit": op.limit}, ""))
+            missing, waited_for = self._engine.mail.overdue(op)
+            context = op.context(self._engine.now)
+            self.end(op, CollectiveTimeout(missing, op.limit or 0.0, context, waited_for=waited_for))
             return
         if op.announced:
             self._engine.keys.time_out(op)

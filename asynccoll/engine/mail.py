@@ -295,6 +295,34 @@ class Mail:
 
     # -- ends ---------------------------------------------------------------------------------------------
 
+    def overdue(self, op: Operation) -> tuple[set[int], str]:
+        """Of a send or receive whose deadline has passed: the group ranks that it waited for, and what it waited for as text."""
+        what = op.mail
+        if isinstance(what, Send):
+            stream = op.outputs.get(op.needs[0]) if op.needs else None
+            if stream is not None and stream.granted:
+                left = (
+                    f"the payload of the message with tag {what.tag} did not leave for rank {what.to} in time"
+                )
+                return set(), f"{left}. Look for what keeps that rank or its link busy"
+            said = f"rank {what.to} did not receive the message with tag {what.tag}"
+            return {what.to}, f"{said}. Check that it calls recv for it"
+        group, box = self._engine.group(op.comm), self._boxes[op.comm]
+        for letter in box.letters:
+            if letter.by is op:
+                came = f"the payload of the message from rank {letter.source} with tag {letter.tag} did not arrive in time"
+                return set(), f"{came}. Look for what keeps that rank or its link busy"
+        tag = "any tag" if what.tag is None else f"tag {what.tag}"
+        source = "any rank" if what.source is None else f"rank {what.source}"
+        said = f"no message with {tag} came from {source}"
+        others = [f"from rank {letter.source} with tag {letter.tag}" for letter in box.letters[:3]]
+        if others:
+            more = ", ..." if len(box.letters) > len(others) else ""
+            said += f" ({len(box.letters)} others wait here: {', '.join(others)}{more})"
+        # Nobody else could have sent what was to come from this rank itself.
+        missing = {what.source} if what.source is not None else set(range(group.size)) - {group.rank}
+        return missing, f"{said}. Check source and tag of its send"
+
     def ended(self, op: Operation) -> None:
         """A send or receive ends with an error: cancelled, timed out, or its peer is gone."""
         group = self._engine.group(op.comm)

@@ -42,15 +42,18 @@ def shaped(shape, number):
     return np.full(shape, float(number))
 
 
-def same(found, right):
-    """Equal arrays, or equal objects."""
-    if isinstance(right, np.ndarray):
-        return (
-            type(found) is np.ndarray
-            and (found.dtype, found.shape) == (right.dtype, right.shape)
-            and found.tobytes() == right.tobytes()
-        )
-    return type(found) is type(right) and found == right
+def unfit_outs(size):
+    """Lists for ``out=`` where three float64 are to come from each of ``size`` ranks: what is wrong, as an error and its text."""
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    fitting = [np.zeros(3) for _ in range(size - 1)]
+    twice = np.zeros(3)
+    yield [np.zeros(3)], ValueError, "one per rank"
+    yield [*fitting, np.zeros(3, np.float32)], TypeError, "float32"
+    yield [*fitting, [0.0] * 3], TypeError, "must be an array"
+    yield [*fitting, frozen], ValueError, "read-only"
+    yield [*fitting[1:], twice, twice[1:]], ValueError, "same memory"
+    yield np.zeros((size, 3)), TypeError, "must be a list"
 
 
 async def disagree(comms, usual, odd, field):

@@ -1,9 +1,10 @@
-"""Combinations of everything an allreduce can be asked for, and a run of them. Knows axes and worlds, not numerics.
+"""Combinations of everything a reduction can be asked for, and a run of them. Knows axes and worlds, not numerics.
 
 `sample` is for the suite: every pair of axis values that can meet does, in some combination. The whole product, or a
 share of it, runs from the command line and prints one line of counts::
 
     python -m tests.conformance.matrix --world tcp-uvloop --full --share 1/100
+    python -m tests.conformance.matrix --world sim --verb scan
 """
 
 import argparse
@@ -13,17 +14,16 @@ import itertools
 import random
 import sys
 import time
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))  # with -m; pytest does the same
 
 import carriers
 import reference
+from reducing import LARGE, batched, failures, repeats
 
 from asynccoll.sim.driver import Conditions
 from asynccoll.sim.loop import SimLoop
@@ -31,10 +31,17 @@ from asynccoll.testing import local_world
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33)
 FULL_SIZES = (*range(1, 18), 24, 33)
-LARGE = 1_000_001
 ALGORITHMS = ("auto", "ring", "tree", "doubling")
 MODES = ("new", "inplace", "out")
 FORMS = ("0-d", "1-d", "2-d", "3-d")
+OTHERS = {
+    "reduce": ("auto", "ring", "tree"),
+    "reduce_scatter": ("auto", "ring", "tree"),
+    "scan": ("auto", "chain", "doubling"),
+    "exscan": ("auto", "chain", "doubling"),
+}
+"""The reductions beside allreduce, and their algorithms."""
+VERBS = ("allreduce", *OTHERS)
 REDUCTIONS = tuple(
     (op, dtype) for op in reference.OPS for dtype in reference.DTYPES if not reference.refused(op, dtype)
 )
@@ -55,6 +62,12 @@ class Combination(NamedTuple):
     carrier: str
     algorithm: str
     mode: str
+    verb: str = "allreduce"
+
+    @property
+    def root(self):
+        """Of a reduce: any rank, the same one for the same call."""
+        return (3 * self.count + len(self.op)) % self.size
 
 
 def counts(size):
@@ -69,6 +82,10 @@ def forms(count):
 
 def fits(case):
     """Whether there is such a call: the rules are about pairs of axes. Missing values (None) fit all."""
+    if case.get("verb") == "reduce_scatter" and (
+        case["form"] == "0-d" or case["carrier"] == "scalar/contiguous"
+    ):
+        return False
     carrier, dtype, form, mode = case["carrier"], case["dtype"], case["form"], case["mode"]
     if form == "0-d" and case["count"] not in (None, 1):
         return False
@@ -84,6 +101,7 @@ def fits(case):
 # -- the sample -------------------------------------------------------------------------------------------------
 
 AXES = {
+    "verb": ("allreduce",),
     "carrier": carriers.CARRIERS,
     "dtype": reference.DTYPES,
     "op": reference.OPS,
@@ -93,6 +111,13 @@ AXES = {
     "size": SIZES,
     "count": (),  # depends on the size
 }
+
+
+def axes_of(verb):
+    """The values of each axis for one verb."""
+    if verb == "allreduce":
+        return AXES
+    return {**AXES, "verb": (verb,), "mode": ("new", "out"), "algorithm": OTHERS[verb]}
 
 
 def _counts_in_sample(size):
@@ -106,7 +131,7 @@ def _counts_in_sample(size):
 
 def _complete(case, rng):
     """Random values for the axes that are None, so that the whole fits; None if there are none."""
-    for axis, values in AXES.items():
+    for axis, values in axes_of(case["verb"]).items():
         if case[axis] is not None:
             continue
         if axis == "count":
@@ -125,13 +150,14 @@ def _pairs(case):
     yield from (((a, case[a]), (b, case[b])) for a, b in itertools.combinations(axes, 2))
 
 
-def sample(seed=0):
+def sample(seed=0, verb="allreduce"):
     """Combinations in which every pair of axis values meets, and every size its counts; the same for a seed."""
     rng = random.Random(seed)
     missing = set()
-    for a, b in itertools.combinations([axis for axis in AXES if axis != "count"], 2):
-        missing |= {((a, x), (b, y)) for x in AXES[a] for y in AXES[b]}
-    blank = dict.fromkeys(AXES)
+    axes = axes_of(verb)
+    for a, b in itertools.combinations([axis for axis in axes if axis != "count"], 2):
+        missing |= {((a, x), (b, y)) for x in axes[a] for y in axes[b]}
+    blank = dict.fromkeys(axes) | {"verb": verb}
     for pair in sorted(missing, key=repr):
         if _complete({**blank, **dict(pair)}, rng) is None:
             missing.discard(pair)
@@ -152,43 +178,50 @@ def sample(seed=0):
     return chosen
 
 
-def refusals(size):
+def refusals(size, verb="allreduce"):
     """A combination for every op that a dtype does not have."""
+    axes = axes_of(verb)
     for number, (op, dtype) in enumerate(REFUSALS):
-        algorithm, mode = ALGORITHMS[number % 4], MODES[number % 3]
-        yield Combination(size, 1 + number, "1-d", op, dtype, "numpy/contiguous", algorithm, mode)
+        algorithm, mode = (axes[axis][number % len(axes[axis])] for axis in ("algorithm", "mode"))
+        yield Combination(size, 1 + number, "1-d", op, dtype, "numpy/contiguous", algorithm, mode, verb)
 
 
-def sample_of(size, number=40, seed=0):
+def sample_of(size, number=40, seed=0, verb="allreduce"):
     """Combinations for one world size that need not be among `SIZES`: its counts in turn, the other axes at random."""
     rng = random.Random(seed)
     found = _counts_in_sample(size)
     for turn in range(number):
         yield Combination(
-            **_complete({**dict.fromkeys(AXES), "size": size, "count": found[turn % len(found)]}, rng)
+            **_complete(
+                {**dict.fromkeys(AXES), "verb": verb, "size": size, "count": found[turn % len(found)]}, rng
+            )
         )
 
 
 # -- the whole product ------------------------------------------------------------------------------------------
 
 
-def full(size):
+def full(size, verb="allreduce"):
     """Every combination for one world size, apart from arrays of `LARGE`; the refused ones once."""
-    yield from refusals(size)
+    yield from refusals(size, verb)
+    axes = axes_of(verb)
     for count in counts(size):
-        for form, carrier, mode in itertools.product(forms(count), carriers.CARRIERS, MODES):
-            if not (carriers.carries_form(carrier, form) and carriers.carries_mode(carrier, mode)):
+        for form, carrier, mode in itertools.product(forms(count), axes["carrier"], axes["mode"]):
+            pair = {**dict.fromkeys(AXES), "verb": verb, "form": form, "carrier": carrier, "mode": mode}
+            if not fits({**pair, "count": count}):
                 continue
             for op, dtype in REDUCTIONS:
                 if carriers.carries_dtype(carrier, dtype):
-                    for algorithm in ALGORITHMS:
-                        yield Combination(size, count, form, op, dtype, carrier, algorithm, mode)
+                    for algorithm in axes["algorithm"]:
+                        yield Combination(size, count, form, op, dtype, carrier, algorithm, mode, verb)
 
 
-def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS, count=LARGE):
+def large(size, reductions=REDUCTIONS, algorithms=None, count=LARGE, verb="allreduce"):
     """``count`` elements for each op, dtype and algorithm; carriers and modes take turns."""
+    axes = axes_of(verb)
+    algorithms = algorithms or axes["algorithm"]
     for number, ((op, dtype), algorithm) in enumerate(itertools.product(reductions, algorithms)):
-        turns = itertools.product(carriers.CARRIERS, MODES, FORMS[1:])
+        turns = itertools.product(axes["carrier"], axes["mode"], FORMS[1:])
         usable = [
             (carrier, mode, form)
             for carrier, mode, form in turns
@@ -197,7 +230,7 @@ def large(size, reductions=REDUCTIONS, algorithms=ALGORITHMS, count=LARGE):
             and carriers.carries_mode(carrier, mode)
         ]
         carrier, mode, form = usable[number * 11 % len(usable)]
-        yield Combination(size, count, form, op, dtype, carrier, algorithm, mode)
+        yield Combination(size, count, form, op, dtype, carrier, algorithm, mode, verb)
 
 
 def share(cases, which, of):
@@ -206,131 +239,16 @@ def share(cases, which, of):
     return (case for case in cases if rng.randrange(of) == which % of)
 
 
-# -- running one ------------------------------------------------------------------------------------------------
-
-
-def repeats(case):
-    """How often each rank makes the call."""
-    return 1 if case.count == LARGE and case.size > 4 else 2
-
-
-async def check(comms, case):
-    """Make the call on all ranks, where memory allows it twice at once; what is wrong, as a list of texts."""
-    if reference.refused(case.op, case.dtype):
-        return await _check_refusal(comms, case)
-    seed = zlib.crc32(repr(case).encode())
-    rng = np.random.default_rng(seed)
-    shape = carriers.shape_of(case.form, case.count)
-    values = reference.inputs(case.dtype, case.op, case.size, shape, rng)
-    names = []
-    for rank in range(case.size):
-        name = carriers.of_rank(case.carrier, rank, case.dtype, case.form, case.mode, seed)
-        names.append(name)
-        if name.endswith("/expanded") and shape:
-            values[rank] = np.broadcast_to(values[rank][:1], shape).copy()
-    calls = repeats(case)
-    held = [[carriers.hold(names[r], case.dtype, values[r]) for r in range(case.size)] for _ in range(calls)]
-    outs = [[_out(case, r, shape) for r in range(case.size)] for _ in range(calls)]
-    # Rank by rank, both calls of one rank together: on every rank the same order.
-    works = [_call(comms[r], case, held[k][r], outs[k][r]) for r in range(case.size) for k in range(calls)]
-    results = await asyncio.gather(*works, return_exceptions=True)
-    wrong = []
-    for number, result in enumerate(results):
-        rank, k = divmod(number, calls)
-        found = _faults(case, held[k][rank], outs[k][rank], result)
-        wrong += [f"rank {rank} ({names[rank]}): {fault}" for fault in found]
-    if wrong:
-        return wrong
-    first = carriers.bits(results[0])
-    if (fault := reference.difference(case.op, case.dtype, values, first)) is not None:
-        wrong.append(fault)
-    for number, result in enumerate(results[1:], 1):
-        if carriers.bits(result).tobytes() != first.tobytes():
-            wrong.append(f"rank {number // calls}, call {number % calls}: other bits than rank 0")
-    return wrong
-
-
-def _out(case, rank, shape):
-    if case.mode != "out":
-        return None
-    container = ("numpy", "torch")[rank % 2]
-    layout = ("contiguous", "strided", "fortran")[rank % 3]
-    return carriers.hold(f"{container}/{layout}", case.dtype, np.ones(shape, reference.storage(case.dtype)))
-
-
-def _call(comm, case, held, out):
-    if case.mode == "inplace":
-        return comm.allreduce_(held.value, case.op, algorithm=case.algorithm)
-    target = None if out is None else out.value
-    return comm.allreduce(held.value, case.op, out=target, algorithm=case.algorithm)
-
-
-def _faults(case, held, out, result):
-    """What is wrong with one rank's result apart from its numbers."""
-    if isinstance(result, BaseException):
-        yield f"{type(result).__name__}: {result}"
-        return
-    if case.mode == "inplace":
-        if result is not held.value:
-            yield "the result is not the array itself"
-        if fault := held.damage(carriers.bits(result)):
-            yield fault
-        return
-    if fault := held.damage():
-        yield f"input: {fault}"
-    if out is not None:
-        if result is not out.value:
-            yield "the result is not out"
-        if fault := out.damage(carriers.bits(result)):
-            yield f"out: {fault}"
-        return
-    if carriers.kind(result) != carriers.kind(held.value):
-        yield f"{carriers.kind(result)} came back for {carriers.kind(held.value)}"
-    if carriers.share_memory(result, held.value):
-        yield "the result shares memory with the input"
-    if not carriers.memory(result).flags.writeable and not isinstance(result, np.generic):
-        yield "the result is read-only"
-
-
-async def _check_refusal(comms, case):
-    values = [np.ones(case.count, reference.storage(case.dtype)) for _ in comms]
-    held = [carriers.hold(case.carrier, case.dtype, value) for value in values]
-    outs = [_out(case, comm.rank, (case.count,)) for comm in comms]
-    works = [_call(comm, case, held[comm.rank], outs[comm.rank]) for comm in comms]
-    results = await asyncio.gather(*works, return_exceptions=True)
-    return [
-        f"rank {rank}: {result!r} instead of TypeError"
-        for rank, result in enumerate(results)
-        if not isinstance(result, TypeError)
-    ]
-
-
-async def failures(comms, cases, together=8):
-    """Run the combinations, some at a time; the wrong ones as texts."""
-    wrong = []
-    for group in _batched(cases, together):
-        faults = await asyncio.gather(*(check(comms, case) for case in group))
-        wrong += [f"{case}: {fault}" for case, found in zip(group, faults, strict=True) for fault in found]
-    return wrong
-
-
-def _batched(values, length):
-    # itertools.batched is not in Python 3.11.
-    values = iter(values)
-    while group := list(itertools.islice(values, length)):
-        yield group
-
-
 # -- the command line -------------------------------------------------------------------------------------------
 
 WORLDS = {"sim": SimLoop, "tcp-asyncio": asyncio.new_event_loop, "tcp-uvloop": uvloop.new_event_loop}
 
 
 @contextlib.asynccontextmanager
-async def _world(name, size):
-    options = {}
+async def world_of(name, size, **options):
+    """A world of that kind, inside the loop of `WORLDS`."""
     if name == "sim":
-        options = {
+        options |= {
             "transport": "memory",
             "seed": size,
             "conditions": Conditions(0.002, 1 << 15, True, 1 << 16),
@@ -340,20 +258,24 @@ async def _world(name, size):
 
 
 async def _run(args, sizes, report):
+    chosen = [] if args.full else sample(verb=args.verb)
     for size in sizes:
         if time.monotonic() > args.until:
             return
-        cases = (
-            share(full(size), *args.share) if args.full else [case for case in sample() if case.size == size]
-        )
-        async with _world(args.world, size) as comms:
+        if args.full:
+            cases = share(full(size, args.verb), *args.share)
+        elif size in SIZES:
+            cases = [case for case in chosen if case.size == size]
+        else:
+            cases = sample_of(size, verb=args.verb)
+        async with world_of(args.world, size) as comms:
             report.worlds += 1
-            for group in _batched(cases, 16):
+            for group in batched(cases, 16):
                 await _count(report, comms, group)
                 if time.monotonic() > args.until:
                     return
             if args.full:
-                for case in share(large(size), *args.share):
+                for case in share(large(size, verb=args.verb), *args.share):
                     await _count(report, comms, [case])
                     if time.monotonic() > args.until:
                         return
@@ -375,6 +297,7 @@ class _Report:
 def main():
     parser = argparse.ArgumentParser(description="Run the conformance matrix and print one line of counts.")
     parser.add_argument("--world", choices=WORLDS, default="tcp-uvloop")
+    parser.add_argument("--verb", choices=VERBS, default="allreduce")
     parser.add_argument("--full", action="store_true", help="the whole product instead of the suite's sample")
     parser.add_argument(
         "--share", default="1/1", metavar="K/N", help="of --full: the K-th of N random shares"
@@ -392,7 +315,7 @@ def main():
         runner.run(_run(args, sizes, report))
     stopped = " (stopped by --seconds)" if time.monotonic() > args.until else ""
     print(
-        f"{args.world}: {report.combinations} combinations, {report.calls} calls, {len(report.wrong)} wrong, "
+        f"{args.world}, {args.verb}: {report.combinations} combinations, {report.calls} calls, {len(report.wrong)} wrong, "
         f"{report.worlds} worlds (W = {','.join(map(str, sizes))}), share {shown}, "
         f"{time.monotonic() - started:.0f} s{stopped}"
     )

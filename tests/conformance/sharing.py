@@ -1,4 +1,4 @@
-"""What the suites of reduce, reduce_scatter, scan and exscan have in common: calls to sample, ways to disagree and to be cancelled.
+"""What the suites of reduce, reduce_scatter, scan and exscan have in common: calls to sample, and ways to be cancelled.
 
 Knows worlds and errors, not what a verb computes.
 """
@@ -11,7 +11,7 @@ from faults import in_step
 from matrix import REDUCTIONS
 from ranks import on_all, ordinary, outcomes
 
-from asynccoll import CollectiveCancelled, CollectiveMismatch, RemoteError
+from asynccoll import CollectiveCancelled, RemoteError
 from asynccoll.sim.driver import Conditions
 
 WORLDS = (1, 2, 3, 4, 5, 8)
@@ -40,19 +40,6 @@ def held(size, dtype, values, number, form="1-d"):
         if name.endswith("/expanded"):
             values[rank] = np.broadcast_to(values[rank][:1], values[rank].shape).copy()
     return [carriers.hold(name, dtype, bits) for name, bits in zip(names, values, strict=True)]
-
-
-async def disagree(comms, variants):
-    """Each variant is (field, usual call, odd call): the last rank makes the odd one, and every rank hears of it."""
-    last = len(comms) - 1
-    for field, usual, odd in variants:
-        errors = await outcomes(comms, lambda c, usual=usual, odd=odd: (odd if c.rank == last else usual)(c))
-        for error in errors:
-            assert type(error) is CollectiveMismatch, (field, error)
-            assert error.field == field, error
-            assert set(error.values) == set(range(len(comms)))
-            assert len(set(map(repr, error.values.values()))) == 2
-        await in_step(comms)
 
 
 async def cancelled(comms, start, rank, through=lambda other: False):

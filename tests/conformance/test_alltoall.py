@@ -7,7 +7,6 @@ import carriers
 import numpy as np
 import pytest
 import reference
-import torch
 from exchanges import (
     BOUNDARIES,
     BULK,
@@ -15,13 +14,13 @@ from exchanges import (
     DoesNotPickle,
     DoesNotUnpickle,
     cancelled_by,
-    disagree,
     failed_at,
     refused_at,
-    same,
     shaped,
+    unfit_outs,
 )
 from ranks import on_all, ordinary, outcomes
+from verbs import same
 
 from asynccoll import RemoteError
 
@@ -198,20 +197,9 @@ async def test_a_table_can_be_transposed_in_its_own_memory(world):
 
 
 async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
-    frozen = np.zeros(3)
-    frozen.flags.writeable = False
     async with world(3) as comms:
         size = len(comms)
-        fitting = [np.zeros(3) for _ in range(size - 1)]
-        twice = np.zeros(3)
-        for out, kind, says in (
-            ([np.zeros(3)], ValueError, "one per rank"),
-            ([*fitting, np.zeros(3, np.float32)], TypeError, "float32"),
-            ([*fitting, [0.0] * 3], TypeError, "must be an array"),
-            ([*fitting, frozen], ValueError, "read-only"),
-            ([*fitting[1:], twice, twice[1:]], ValueError, "same memory"),
-            (np.zeros((size, 3)), TypeError, "must be a list"),
-        ):
+        for out, kind, says in unfit_outs(size):
             await refused_at(
                 comms,
                 1,
@@ -222,7 +210,7 @@ async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
         await refused_at(
             comms,
             0,
-            lambda comm: comm.alltoall(["text"] * size, out=None if comm.rank else [*fitting, np.zeros(3)]),
+            lambda comm: comm.alltoall(["text"] * size, out=None if comm.rank else [np.zeros(3)] * size),
             TypeError,
             "alltoall of a str",
         )
@@ -269,23 +257,6 @@ async def test_a_wrong_list_is_an_error_on_every_rank(world):
                 kind,
                 says,
             )
-
-
-@pytest.mark.torch
-async def test_dtypes_paths_names_and_verbs_must_agree(world):
-    async with world(3) as comms:
-        size = len(comms)
-        for count in ordinary((2, 50_000), (2, 1500)):
-            for odd, field in (
-                (lambda c, n=count: c.alltoall([np.ones(n, np.float32)] * size), "dtype"),
-                (lambda c, n=count: c.alltoall([torch.ones(n)] * size), "dtype"),
-                (lambda c, n=count: c.alltoall(["x" * n] * size), "path"),
-                (lambda c, n=count: c.alltoall([np.ones(n)] * size, name="other"), "name"),
-                (lambda c, n=count: c.allgather(np.ones(n)), "verb"),
-                (lambda c, n=count: c.scatter([np.ones(n)] * size), "verb"),
-                (lambda c: c.barrier(), "verb"),
-            ):
-                await disagree(comms, lambda c, n=count: c.alltoall([np.ones(n)] * size), odd, field)
 
 
 @pytest.mark.parametrize("size", [0, 100_000])

@@ -70,6 +70,42 @@ async def test_what_it_raises_is_told_by_the_rank_that_combined(world):
         assert await on_all(comms, lambda comm: comm.allreduce(1)) == [4] * 4
 
 
+@associative
+def choosy(left, right):
+    if left == [2]:
+        raise ValueError("x")
+    return left + right
+
+
+@associative
+def muddled(left, right):
+    return len(right) if left == [2] else left + right
+
+
+@pytest.mark.fixed_size("which rank folds which blocks")
+async def test_what_one_rank_of_the_tree_raises_or_muddles_is_told_to_all_with_its_rank(world):
+    async with world(4) as comms:
+        for root in (None, 0, 3):
+            for function, origin, kind, says in (
+                (choosy, 2, "ValueError", "x"),  # rank 2 combines its own and that of rank 3
+                (muddled, 0, "TypeError", "can only concatenate list"),  # where a number meets a list
+            ):
+
+                def call(comm, function=function, root=root):
+                    if root is None:
+                        return comm.allreduce([comm.rank], function)
+                    return comm.reduce([comm.rank], function, root)
+
+                for error in await outcomes(comms, call):
+                    assert type(error) is RemoteError
+                    assert (error.origin, error.type_name) == (origin, kind)
+                    assert says in str(error)
+                    assert "test_associative.py" in error.remote_traceback
+                assert (
+                    await on_all(comms, lambda comm: comm.allreduce([comm.rank], join)) == [[0, 1, 2, 3]] * 4
+                )
+
+
 async def test_functions_of_different_names_and_undeclared_ones_are_a_mismatch(world):
     async with world(3) as comms:
         for odd in (associative(other), other, "sum"):

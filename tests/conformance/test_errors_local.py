@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import re
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -389,17 +390,86 @@ async def test_a_reduce_function_may_return_what_does_not_pickle(world):
         await in_step(comms)
 
 
-@pytest.mark.parametrize("verb", ["allreduce", "allgather", "broadcast"])
+OBJECT_VERBS = (
+    "allreduce",
+    "reduce",
+    "scan",
+    "exscan",
+    "broadcast",
+    "allgather",
+    "gather",
+    "scatter",
+    "alltoall",
+)
+
+
+def pass_on(comm, verb, value, root=0):
+    """``verb`` with the object ``value``, in the form that the verb takes."""
+    rooted = {"root": root} if verb in ("reduce", "broadcast", "gather", "scatter") else {}
+    return getattr(comm, verb)(
+        [value] * comm.world_size if verb in ("scatter", "alltoall") else value, **rooted
+    )
+
+
+@pytest.mark.parametrize("verb", OBJECT_VERBS)
 async def test_a_value_that_raises_where_it_is_unpickled(world, verb):
     async with world(3, timeout=5.0) as comms:
-        results = await outcomes(comms, lambda comm: getattr(comm, verb)(Explosive()))
-        for error in results:
+        results = await outcomes(comms, lambda comm: pass_on(comm, verb, Explosive()))
+        for rank, error in enumerate(results):
+            if verb == "gather" and rank and error is None:
+                continue  # it was done when its value had left
             if isinstance(error, RemoteError):
                 assert error.type_name == "LookupError"
                 assert isinstance(error.original, LookupError)
             else:
                 assert type(error) is LookupError
         await in_step(comms)
+
+
+class Stateful:
+    """Its state is refused where it is unpickled."""
+
+    def __init__(self):
+        self.state = 1
+
+    def __setstate__(self, state):
+        raise LookupError("not with that state")
+
+
+@pytest.mark.parametrize("verb", OBJECT_VERBS)
+async def test_a_value_of_one_rank_whose_state_is_refused_by_its_receivers(world, verb):
+    """The others' values are sound: whoever has to rebuild this one raises, and all hear of it who need the result."""
+    async with world(3, timeout=5.0) as comms:
+        results = await outcomes(
+            comms, lambda comm: pass_on(comm, verb, Stateful() if comm.rank == 1 else [1], root=1)
+        )
+        assert any(isinstance(error, LookupError | RemoteError) for error in results)
+        for error in results:
+            if isinstance(error, RemoteError):
+                assert error.type_name == "LookupError"
+            elif isinstance(error, BaseException):
+                assert type(error) is LookupError
+            else:  # a rank that needed nothing of it
+                assert verb == "gather"
+                assert error is None
+        await in_step(comms)
+
+
+@pytest.mark.parametrize("verb", OBJECT_VERBS)
+async def test_a_function_that_holds_a_socket_fails_where_it_is_passed(world, verb):
+    with socket.socket() as held:
+        async with world(3, timeout=5.0) as comms:
+            results = await outcomes(
+                comms, lambda comm: pass_on(comm, verb, (lambda: held) if comm.rank == 1 else [1], root=1)
+            )
+            for rank, error in enumerate(results):
+                if rank == 1:
+                    assert type(error) is TypeError
+                    assert "Send something that pickles" in str(error)
+                else:
+                    assert type(error) is RemoteError, error
+                    assert (error.origin, error.type_name) == (1, "TypeError")
+            await in_step(comms)
 
 
 async def test_a_large_value_that_raises_where_it_is_unpickled(world):
@@ -486,15 +556,14 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("verb", ["allreduce", "allgather", "broadcast"])
+@pytest.mark.parametrize("verb", OBJECT_VERBS)
 async def test_ctrl_c_while_a_value_is_taken_takes_the_operations_number(world, verb):
     async with world(3, timeout=5.0) as comms:
         for odd in range(len(comms)):
-            options = {"root": odd} if verb == "broadcast" else {}
             with pytest.raises(KeyboardInterrupt):
-                getattr(comms[odd], verb)(Interrupted(), **options)
+                pass_on(comms[odd], verb, Interrupted(), odd)
             others = [comm for comm in comms if comm.rank != odd]
-            for error in await outcomes(others, lambda comm: getattr(comm, verb)([1], **options)):  # noqa: B023
+            for error in await outcomes(others, lambda comm, odd=odd: pass_on(comm, verb, [1], odd)):
                 assert type(error) is RemoteError, error
                 assert error.origin == odd
                 assert "interrupted by KeyboardInterrupt" in str(error)

@@ -6,7 +6,6 @@ import carriers
 import numpy as np
 import pytest
 import reference
-import torch
 from exchanges import (
     BOUNDARIES,
     BULK,
@@ -14,13 +13,13 @@ from exchanges import (
     DoesNotPickle,
     DoesNotUnpickle,
     cancelled_by,
-    disagree,
     failed_at,
     refused_at,
-    same,
     shaped,
+    unfit_outs,
 )
 from ranks import each, in_turn, on_all, ordinary, outcomes
+from verbs import same
 
 from asynccoll import RemoteError
 
@@ -162,19 +161,9 @@ async def test_the_rows_of_one_array_can_be_out(world):
 
 
 async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
-    frozen = np.zeros(3)
-    frozen.flags.writeable = False
     async with world(3) as comms:
-        fitting = [np.zeros(3) for _ in range(len(comms) - 1)]
-        twice = np.zeros(3)
-        for out, kind, says in (
-            ([np.zeros(3)], ValueError, "one per rank"),
-            ([*fitting, np.zeros(3, np.float32)], TypeError, "float32"),
-            ([*fitting, [0.0] * 3], TypeError, "must be an array"),
-            ([*fitting, frozen], ValueError, "read-only"),
-            ([*fitting[1:], twice, twice[1:]], ValueError, "same memory"),
-            (np.zeros((len(comms), 3)), TypeError, "must be a list"),
-        ):
+        size = len(comms)
+        for out, kind, says in unfit_outs(size):
             await refused_at(
                 comms,
                 1,
@@ -185,7 +174,7 @@ async def test_an_out_that_does_not_fit_is_an_error_on_every_rank(world):
         await refused_at(
             comms,
             0,
-            lambda comm: comm.gather("text", out=None if comm.rank else [*fitting, np.zeros(3)]),
+            lambda comm: comm.gather("text", out=None if comm.rank else [np.zeros(3)] * size),
             TypeError,
             "gather of a str",
         )
@@ -210,23 +199,6 @@ async def test_an_out_of_another_shape_is_an_error_at_the_root(world):
                 out = [np.zeros(shape if rank == place else 3) for rank in range(len(comms))]
                 works = [comm.gather(np.ones(3), 1, out=out if comm.rank == 1 else None) for comm in comms]
                 await failed_at(comms, 1, works, ValueError, lambda _, result: result is None)
-
-
-@pytest.mark.torch
-async def test_roots_dtypes_paths_names_and_verbs_must_agree(world):
-    async with world(3) as comms:
-        for count in (2, 50_000):
-            for odd, field in (
-                (lambda c, n=count: c.gather(np.ones(n, np.float32)), "dtype"),
-                (lambda c, n=count: c.gather(torch.ones(n)), "dtype"),
-                (lambda c, n=count: c.gather([1.0] * n), "path"),
-                (lambda c, n=count: c.gather(np.ones(n), 1), "root"),
-                (lambda c, n=count: c.gather(np.ones(n), name="other"), "name"),
-                (lambda c, n=count: c.allgather(np.ones(n)), "verb"),
-                (lambda c, n=count: c.broadcast(np.ones(n)), "verb"),
-                (lambda c: c.barrier(), "verb"),
-            ):
-                await disagree(comms, lambda c, n=count: c.gather(np.ones(n)), odd, field)
 
 
 async def test_an_impossible_root_is_an_error_on_every_rank(world):

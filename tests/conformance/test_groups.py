@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from faults import crash
 
-from asynccoll import CollectiveMismatch, CommunicatorClosed, NotInitialized, PeerLost
+from asynccoll import CollectiveMismatch, CollectiveTimeout, CommunicatorClosed, NotInitialized, PeerLost
 
 
 async def made(comms, ranks, **options):
@@ -110,6 +110,42 @@ class TestIndependence:
                 right_of[3].allreduce(np.ones(200_000)),
             )
             assert results[0] == [3.0, 3.0]
+
+    @pytest.mark.fixed_size("lists of ranks written out")
+    async def test_groups_made_and_used_in_another_order_on_each_rank(self, world):
+        lists = ([0, 3], [1, 2], [2, 1, 0, 3], [3, 1])
+        async with world(4) as comms:
+
+            async def rank(comm):
+                """Makes and uses its own groups only, beginning with another one than its neighbour."""
+                mine = [ranks for ranks in lists if comm.rank in ranks]
+                turned = mine[comm.rank % len(mine) :] + mine[: comm.rank % len(mine)]
+                works = {}
+                for ranks in turned:
+                    group = comm.new_group(ranks)
+                    works[tuple(ranks)] = group.allgather(comm.rank), group.allreduce(np.ones(70_000))
+                return {key: [await one for one in pair] for key, pair in works.items()}
+
+            for found in await asyncio.gather(*map(rank, comms)):
+                for ranks, (gathered, total) in found.items():
+                    assert gathered == list(ranks)
+                    assert (total == len(ranks)).all()
+
+    async def test_awaiting_two_groups_in_opposite_order_ends_at_the_limit_and_both_go_on(self, world):
+        """Each rank waits for the other's other call: no library can help that, but nobody hangs, and the ranks are named."""
+        async with world(2) as comms:
+            one, two = await made(comms, [0, 1]), await made(comms, [0, 1])
+            order = [(one[0], two[0]), (two[1], one[1])]
+            works = [first.barrier(timeout=0.05) for first, _ in order]
+            for own, error in enumerate(await asyncio.gather(*works, return_exceptions=True)):
+                assert type(error) is CollectiveTimeout
+                assert error.missing == {1 - own}
+                assert order[own][0].name in str(error)
+            for _, second in order:
+                with pytest.raises(CollectiveTimeout):
+                    await second.barrier()
+            for group in (one, two):
+                assert await asyncio.gather(*(comm.allreduce(1) for comm in group)) == [2, 2]
 
     async def test_a_member_may_use_it_long_before_another_makes_it(self, world):
         async with world(2) as comms:

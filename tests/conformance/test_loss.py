@@ -9,22 +9,27 @@ import re
 
 import numpy as np
 import pytest
+import verbs
 from faults import crash, in_virtual_time, loop_complaints, settle, turns
-from ranks import on_all, ordinary, outcomes, sum_of_ranks
+from ranks import on_all, ordinary, outcomes, sizes, sum_of_ranks
 
 from asynccoll import CommunicatorClosed, PeerLost
 from asynccoll.sim.driver import Conditions
 
+SMALL, LARGE = 9, ordinary(100_000, 3_000)
+"""Elements of float64 that take one frame, and several segments."""
 CALLS = {
-    "barrier": lambda comm: comm.barrier(),
-    "allreduce": lambda comm: comm.allreduce(np.ones(9)),
-    "large allreduce by ring": lambda comm: comm.allreduce(np.ones(300_000), algorithm="ring"),
-    "large allreduce by tree": lambda comm: comm.allreduce_(np.ones(300_000), algorithm="tree"),
-    "broadcast": lambda comm: comm.broadcast(np.ones(300_000) if comm.rank == 0 else None),
-    "allgather": lambda comm: comm.allgather(np.ones(ordinary(300_000, 3_000))),
-    "tree of arrays": lambda comm: comm.allreduce_tree({"a": np.ones(300_000)}),
-    "objects": lambda comm: comm.allreduce(["x" * ordinary(1_000_000, 10_000)]),
+    f"{verb}{f' by {algorithm}' if algorithm else ''} of {count}": (verb, algorithm, count)
+    for count in (SMALL, LARGE)
+    for verb, algorithm in verbs.CALLS
+    if verb != "barrier" or count == SMALL
 }
+LONG = [label for label, (verb, _, count) in CALLS.items() if count == LARGE or verb == "barrier"]
+
+
+def start(comm, call):
+    verb, algorithm, count = CALLS[call]
+    return verbs.start(comm, verb, count, algorithm=algorithm)
 
 
 def assert_lost(error, dead, rank):
@@ -49,7 +54,7 @@ async def test_every_pending_operation_names_the_rank_that_did_not_come(world, s
     for dead in ordinary(range(size), (0, size * 2 // 3)):
         async with world(size) as comms:
             survivors = survivors_of(comms, dead)
-            works = [(comm, CALLS[call](comm)) for comm in survivors for call in CALLS]
+            works = [(comm, start(comm, call)) for comm in survivors for call in CALLS]
             await turns(3)
             crash(comms[dead], reset=reset)
             results = await asyncio.gather(*(work for _, work in works), return_exceptions=True)
@@ -58,14 +63,15 @@ async def test_every_pending_operation_names_the_rank_that_did_not_come(world, s
             assert [comm.pending() for comm in survivors] == [[]] * (size - 1)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", LONG)
 async def test_a_death_at_any_moment_of_an_operation(world, call):
     rng = random.Random(call)
+    verb, _, count = CALLS[call]
     for number in range(ordinary(12, 4) if in_virtual_time() else 6):
         async with world(2 + number % 3, timeout=5.0) as comms:
             size = len(comms)
             dead = rng.randrange(size)
-            works = [CALLS[call](comm) for comm in comms]
+            works = [start(comm, call) for comm in comms]
             if in_virtual_time():
                 await asyncio.sleep(rng.choice([0.001, 0.01, 0.1, 0.5]) * rng.random())
             else:
@@ -78,6 +84,8 @@ async def test_a_death_at_any_moment_of_an_operation(world, call):
                 if isinstance(result, BaseException):
                     assert_lost(result, dead, comm.rank)
                     assert not before[comm.rank]
+                else:
+                    assert verbs.right(comm, verb, count, result)
             assert [comm.pending() for comm in survivors] == [[]] * (size - 1)
 
 
@@ -120,8 +128,8 @@ async def test_every_later_operation_fails_at_once(world):
     async with world(3) as comms:
         crash(comms[1])
         await settle()
-        for call, comm in itertools.product(CALLS.values(), survivors_of(comms, 1)):
-            work = call(comm)
+        for call, comm in itertools.product(CALLS, survivors_of(comms, 1)):
+            work = start(comm, call)
             assert work.done()
             assert_lost(work.exception(), 1, comm.rank)
 
@@ -151,8 +159,9 @@ async def test_closing_after_a_loss_is_quick(world):
 
 
 async def test_of_two_deaths_only_the_dead_are_named(world):
-    for dead in ordinary(itertools.combinations(range(4), 2), [(0, 1), (3, 8)]):
-        async with world(4) as comms:
+    (size,) = sizes(4)
+    for dead in ordinary(itertools.combinations(range(4), 2), [(0, 1), (size // 2, size - 1)]):
+        async with world(size) as comms:
             survivors = survivors_of(comms, *dead)
             works = [comm.allreduce(np.ones(300_000)) for comm in survivors]
             await turns(2)

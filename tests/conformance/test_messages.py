@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from faults import crash, settle
+from faults import crash, in_virtual_time, read_slowly, settle
 
 from asynccoll import (
     CollectiveCancelled,
@@ -15,6 +15,7 @@ from asynccoll import (
     Message,
     PeerLost,
 )
+from asynccoll.sim.driver import Conditions
 
 LARGE = 300_001
 """Elements of float64 that travel only when they are taken."""
@@ -165,11 +166,10 @@ class TestMatching:
     async def test_they_are_independent_of_the_order_of_collectives(self, world):
         async with world(2) as comms:
             waiting = comms[0].recv(1)
-            total = [comms[0].allreduce(1)]
-            total.append(comms[1].allreduce(1))
+            totals = [comm.allreduce(1) for comm in comms]
             comms[1].send("x", 0)
             assert await waiting == "x"
-            assert await asyncio.gather(*total) == [2, 2]
+            assert await asyncio.gather(*totals) == [len(comms)] * len(comms)
 
     @pytest.mark.parametrize("seed", range(5))
     async def test_random_traffic_arrives_once_and_in_order(self, world, seed):
@@ -253,20 +253,66 @@ class TestCancel:
 
 
 class TestTimeout:
-    async def test_a_receive_names_whom_it_waited_for(self, world):
+    async def test_a_receive_names_whom_it_waited_for_and_which_tag(self, world):
         async with world(3) as comms:
+            others = frozenset(range(len(comms))) - {1}
+            for arguments, missing, says in (
+                ((2,), {2}, "no message with any tag came from rank 2. "),
+                ((2, -7), {2}, "no message with tag -7 came from rank 2. "),
+                ((None, 7), others, "no message with tag 7 came from any rank. "),
+                ((), others, "no message with any tag came from any rank. "),
+                ((1, 0), {1}, "no message with tag 0 came from rank 1. "),
+            ):
+                for verb in ("recv", "recv_message"):
+                    with pytest.raises(CollectiveTimeout) as caught:
+                        await getattr(comms[1], verb)(*arguments, timeout=0.05)
+                    assert (caught.value.missing, caught.value.limit) == (missing, 0.05)
+                    assert caught.value.op == verb
+                    text = str(caught.value)
+                    assert f"timed out (limit 0.05 s): {says}Check source and tag of its send" in text
+                    assert "call" not in text
+
+    async def test_a_receive_tells_of_messages_that_it_did_not_want(self, world):
+        async with world(3) as comms:
+            for number in range(4):
+                await comms[0].send(number, 1, number)
+            await settle()
             with pytest.raises(CollectiveTimeout) as caught:
-                await comms[1].recv(2, timeout=0.05)
-            assert caught.value.missing == frozenset({2})
+                await comms[1].recv(2, 0, timeout=0.05)
+            assert caught.value.missing == {2}
+            assert "came from rank 2 (4 others wait here: from rank 0 with tag 0, " in str(caught.value)
+            assert "from rank 0 with tag 2, ...). " in str(caught.value)
+            assert [await comms[1].recv() for _ in range(4)] == [0, 1, 2, 3]
+
+    @pytest.mark.fixed_size("one link that crawls")
+    async def test_where_only_the_payload_is_late_both_ends_say_so(self, world):
+        if not in_virtual_time():
+            pytest.skip("needs a link that crawls")
+        async with world(2) as comms:
+            sending = comms[0].send(np.arange(LARGE), 1, 5, timeout=5.0)
+            await settle()
+            read_slowly(comms[1], [0], Conditions(delay=1e6, buffer=1 << 16))
             with pytest.raises(CollectiveTimeout) as caught:
-                await comms[1].recv(timeout=0.05)
-            assert caught.value.missing == frozenset(range(len(comms))) - {1}
+                await comms[1].recv(0, timeout=0.1)
+            assert caught.value.missing == set()
+            assert "the payload of the message from rank 0 with tag 5 did not arrive in time" in str(
+                caught.value
+            )
+            with pytest.raises(CollectiveTimeout) as caught:
+                await sending
+            assert caught.value.missing == set()
+            assert "the payload of the message with tag 5 did not leave for rank 1 in time" in str(
+                caught.value
+            )
 
     async def test_a_send_that_nobody_takes_is_taken_back(self, world):
         async with world(2) as comms:
             with pytest.raises(CollectiveTimeout) as caught:
-                await comms[0].send(np.arange(LARGE), 1, timeout=0.05)
+                await comms[0].send(np.arange(LARGE), 1, 3, timeout=0.05)
             assert caught.value.missing == frozenset({1})
+            assert "rank 1 did not receive the message with tag 3. Check that it calls recv" in str(
+                caught.value
+            )
             comms[0].send("next", 1)
             assert await comms[1].recv() == "next"
 

@@ -1,19 +1,21 @@
 """Reductions of Python values: a strict left fold in rank order at rank 0, exact, on copies."""
 
 import asyncio
+import copy
 import decimal
 import fractions
 import functools
+import itertools
 import operator
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from faults import in_step
-from ranks import each, filled, in_turn, on_all, ordinary, outcomes, sum_of_ranks
+from faults import in_step, in_virtual_time
+from ranks import each, filled, in_turn, on_all, ordinary, outcomes, sizes, sum_of_ranks
 
-from asynccoll import CollectiveMismatch, RemoteError
+from asynccoll import CollectiveMismatch, RemoteError, associative
 from asynccoll.sim.driver import Conditions
 
 ALGORITHMS = ("auto", "ring", "tree", "doubling")
@@ -44,6 +46,60 @@ async def test_functions_that_do_not_commute_see_the_ranks_in_order(world, size)
         assert differences == [functools.reduce(operator.sub, [2.0**rank for rank in range(size)])] * size
         first = await each(comms, "allreduce", list(range(size)), lambda a, b: a)
         assert first == [0] * size
+
+
+def times(left, right):
+    """2x2 matrices of Python integers: exact, and no two of these commute."""
+    (a, b), (c, d) = left
+    (e, f), (g, h) = right
+    return (a * e + b * g, a * f + b * h), (c * e + d * g, c * f + d * h)
+
+
+def chained(left, right):
+    left += right
+    return left
+
+
+ASSOCIATIVE = {times: associative(times), chained: associative(chained)}
+
+
+async def test_every_fold_is_that_of_functools_reduce_in_rank_order(world):
+    """W from 1 to 33, by every verb that folds, for functions without laws and for those that are declared associative."""
+    kinds = (
+        (pair, lambda rank: f"r{rank}"),
+        (times, lambda rank: ((rank + 1, 2), (3, rank - 5))),
+        (chained, lambda rank: [rank]),
+    )
+    for size in sizes(*(range(1, 34) if in_virtual_time() else (2, 3, 5, 8, 13))):
+        async with world(size) as comms:
+            for function, make in kinds:
+                values = [make(rank) for rank in range(size)]
+                prefixes = list(itertools.accumulate(values, copied(function)))
+                total, root = prefixes[-1], (5 * size + 1) % size
+                assert total == functools.reduce(copied(function), values)
+                for op in filter(None, (function, ASSOCIATIVE.get(function))):
+
+                    async def rank(comm, op=op, values=values, root=root):
+                        return await asyncio.gather(
+                            comm.allreduce(values[comm.rank], op),
+                            comm.reduce(values[comm.rank], op, root),
+                            comm.scan(values[comm.rank], op),
+                            comm.exscan(values[comm.rank], op),
+                        )
+
+                    for at, found in enumerate(await on_all(comms, rank)):
+                        before = prefixes[at - 1] if at else None
+                        assert found == [total, total if at == root else None, prefixes[at], before], (
+                            size,
+                            op,
+                            at,
+                        )
+                assert values == [make(rank) for rank in range(size)]
+
+
+def copied(function):
+    """It, on a copy of its first argument."""
+    return lambda left, right: function(copy.copy(left), right)
 
 
 async def test_only_rank_0_calls_its_function(world):
@@ -229,6 +285,29 @@ async def test_a_function_that_changes_its_first_argument_does_not_reach_the_cal
             else:
                 results[0][:] = -1
             assert [read(result) for result in results[1:]] == others
+
+
+async def test_no_verb_hands_a_function_the_callers_own_value(world):
+    """The function changes both of its arguments; what was passed stays as it is, and no two results are one object."""
+
+    def spoil(a, b):
+        a.append(b.pop())
+        return a
+
+    cases = [(chained, lambda rank: [rank]), (ASSOCIATIVE[chained], lambda rank: [rank])]
+    cases += [(spoil, lambda rank: [rank, rank]), (operator.iadd, lambda rank: np.full(3, rank))]
+    cases += [("sum", lambda rank: [rank])]
+    async with world(4) as comms:
+        for (function, make), verb in itertools.product(cases, ("allreduce", "reduce", "scan", "exscan")):
+            values = [make(rank) for rank in range(len(comms))]
+            results = [one for one in await each(comms, verb, values, function) if one is not None]
+            for rank, value in enumerate(values):
+                np.testing.assert_array_equal(value, make(rank))
+            assert len({id(one) for one in [*values, *results]}) == len(values) + len(results)
+            kept = [copy.deepcopy(one) for one in results[1:]]
+            results[0][:] = results[0][:0] if isinstance(results[0], list) else -1
+            for one, before in zip(results[1:], kept, strict=True):
+                np.testing.assert_array_equal(one, before)
 
 
 async def test_parts_of_results_are_independent_too(world):

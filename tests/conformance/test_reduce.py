@@ -11,7 +11,7 @@ import reference
 import torch
 from faults import in_step
 from ranks import each, on_all, ordinary, outcomes
-from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, disagree, fail, held, refused, sample
+from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, fail, held, refused, sample
 
 from asynccoll import RemoteError
 
@@ -155,30 +155,6 @@ async def test_objects_are_folded_in_rank_order_to_every_root(world):
         matrices = [np.array([[1, rank], [0, 1]]) for rank in range(size)]
         results = await each(comms, "reduce", matrices, np.matmul, 2)
         np.testing.assert_array_equal(results[2], functools.reduce(np.matmul, matrices))
-
-
-async def test_a_disagreement_is_heard_of_by_all(world):
-    async with world(3) as comms:
-        await disagree(
-            comms,
-            [
-                ("root", lambda c: c.reduce(np.ones(3)), lambda c: c.reduce(np.ones(3), root=1)),
-                ("root", lambda c: c.reduce([1]), lambda c: c.reduce([1], root=2)),
-                ("root", lambda c: c.reduce(np.ones(90_000)), lambda c: c.reduce(np.ones(90_000), root=2)),
-                ("op", lambda c: c.reduce(np.ones(3)), lambda c: c.reduce(np.ones(3), "max")),
-                ("op", lambda c: c.reduce([1]), lambda c: c.reduce([1], max)),
-                ("dtype", lambda c: c.reduce(np.ones(3)), lambda c: c.reduce(np.ones(3, np.int64))),
-                ("shape", lambda c: c.reduce(np.ones(3)), lambda c: c.reduce(np.ones((3, 1)))),
-                ("path", lambda c: c.reduce(np.ones(3)), lambda c: c.reduce([1, 1, 1])),
-                ("verb", lambda c: c.reduce(np.ones(3)), lambda c: c.allreduce(np.ones(3))),
-                ("verb", lambda c: c.reduce(np.ones(90_000)), lambda c: c.scan(np.ones(90_000))),
-                (
-                    "algorithm",
-                    lambda c: c.reduce(np.ones(3)),
-                    lambda c: c.reduce(np.ones(3), algorithm="ring"),
-                ),
-            ],
-        )
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from ranks import on_all, ordinary
-from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, disagree, held, refused, sample
+from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, held, refused, sample
 
 ALGORITHMS = ("auto", "ring", "tree")
 
@@ -136,38 +136,6 @@ async def test_the_part_of_a_tensor_is_a_tensor_with_the_other_dimensions(world)
         )
         assert [tuple(result.shape) for result in results] == [(3, 4)] + [(2, 4)] * (size - 1)
         assert all(torch.equal(result, torch.full_like(result, size)) for result in results)
-
-
-async def test_a_disagreement_is_heard_of_by_all(world):
-    async with world(3) as comms:
-        await disagree(
-            comms,
-            [
-                ("op", lambda c: c.reduce_scatter(np.ones(9)), lambda c: c.reduce_scatter(np.ones(9), "max")),
-                (
-                    "dtype",
-                    lambda c: c.reduce_scatter(np.ones(9)),
-                    lambda c: c.reduce_scatter(np.ones(9, np.int64)),
-                ),
-                # Another shape whose parts are the same would not be noticed by anybody.
-                (
-                    "shape",
-                    lambda c: c.reduce_scatter(np.ones((9, 2))),
-                    lambda c: c.reduce_scatter(np.ones((9, 2, 1))),
-                ),
-                (
-                    "shape",
-                    lambda c: c.reduce_scatter(np.ones(90_000)),
-                    lambda c: c.reduce_scatter(np.ones(90_001)),
-                ),
-                ("verb", lambda c: c.reduce_scatter(np.ones(9)), lambda c: c.allreduce(np.ones(9))),
-                (
-                    "algorithm",
-                    lambda c: c.reduce_scatter(np.ones(9), algorithm="tree"),
-                    lambda c: c.reduce_scatter(np.ones(9), algorithm="ring"),
-                ),
-            ],
-        )
 
 
 @pytest.mark.parametrize("rank", [0, 2])

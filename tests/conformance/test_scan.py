@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import operator
 
 import carriers
 import numpy as np
@@ -11,7 +10,7 @@ import reference
 import torch
 from faults import in_step
 from ranks import each, on_all, ordinary, outcomes
-from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, disagree, fail, held, refused, sample
+from sharing import BULK, LARGE, WORLDS, all_bits, cancelled, counts, fail, held, refused, sample
 
 from asynccoll import RemoteError
 
@@ -210,30 +209,6 @@ async def test_objects_are_folded_at_rank_0_and_each_rank_has_its_own_prefix(wor
         products = await each(comms, "scan", matrices, np.matmul)
         for rank, product in enumerate(products):
             np.testing.assert_array_equal(product, functools.reduce(np.matmul, matrices[: rank + 1]))
-
-
-@VERBS
-async def test_a_disagreement_is_heard_of_by_all(world, verb):
-    def call(*args, **options):
-        return lambda c: getattr(c, verb)(*args, **options)
-
-    other = {"scan": "exscan", "exscan": "scan"}[verb]
-    async with world(3) as comms:
-        await disagree(
-            comms,
-            [
-                ("op", call(np.ones(3)), call(np.ones(3), "max")),
-                ("op", call([1]), call([1], operator.add)),
-                ("dtype", call(np.ones(3)), call(np.ones(3, np.int64))),
-                ("shape", call(np.ones(3)), call(np.ones((1, 3)))),
-                ("shape", call(np.ones(90_000)), call(np.ones(90_001))),
-                ("path", call(np.ones(3)), call([1])),
-                ("verb", call(np.ones(3)), lambda c: getattr(c, other)(np.ones(3))),
-                ("verb", call([1]), lambda c: getattr(c, other)([1])),
-                ("verb", call(np.ones(90_000)), lambda c: c.allreduce(np.ones(90_000))),
-                ("algorithm", call(np.ones(3), algorithm="chain"), call(np.ones(3), algorithm="doubling")),
-            ],
-        )
 
 
 @VERBS

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+import verbs
 from faults import in_step, in_virtual_time, settle, turns
 from ranks import ordinary, outcomes, sum_of_ranks
 
@@ -29,6 +30,21 @@ CALLS = {
     "allgather": lambda comm: comm.allgather(np.ones(ordinary(300_000, 3_000)), timeout=LIMIT),
     "tree": lambda comm: comm.allreduce_tree({"a": np.ones(9)}, timeout=LIMIT),
     "objects": lambda comm: comm.allreduce([comm.rank], timeout=LIMIT),
+}
+
+
+def _call(verb, algorithm, count):
+    return lambda comm: verbs.start(comm, verb, count, algorithm=algorithm, timeout=LIMIT)
+
+
+LARGE = ordinary(60_000, 3_000)
+"""Elements of float64 that take several segments."""
+CALLS |= {
+    f"{verb}{f' by {algorithm}' if algorithm else ''} of {count}": _call(verb, algorithm, count)
+    for verb, algorithm in verbs.CALLS
+    if verb in verbs.REDUCING or verb in verbs.EXCHANGING
+    for count in (9, LARGE)
+    if count == LARGE or algorithm in (None, *verbs.ALGORITHMS.get(verb, ())[:1])
 }
 
 
@@ -72,6 +88,31 @@ async def test_every_caller_names_exactly_the_absent_ranks(world, call, size):
                 assert type(error) is CollectiveTimeout
                 assert error.missing == {rank}
                 assert "before the others gave up" in str(error)
+            await in_step(comms)
+
+
+async def test_where_all_have_called_and_data_is_late_nobody_is_named(world):
+    """The limit passes in the middle of the transfer. Ranks that have all they need have their result, which is right."""
+    if not in_virtual_time():
+        pytest.skip("needs links that crawl")
+    piece = ordinary(1 << 12, 1 << 8)
+    crawling = Conditions(delay=0.002, piece=piece, split=True, buffer=2 * piece)
+    for verb, algorithm in verbs.CALLS[1:]:
+        async with world(4, conditions=crawling) as comms:
+            results = await outcomes(
+                comms,
+                lambda comm, verb=verb, algorithm=algorithm: verbs.start(
+                    comm, verb, LARGE, algorithm=algorithm, timeout=LIMIT
+                ),
+            )
+            assert any(isinstance(result, CollectiveTimeout) for result in results), (verb, algorithm)
+            for comm, result in zip(comms, results, strict=True):
+                if isinstance(result, BaseException):
+                    assert type(result) is CollectiveTimeout
+                    assert result.missing == set()
+                    assert "every rank called it, but data did not arrive in time" in str(result)
+                else:
+                    assert verbs.right(comm, verb, LARGE, result), (verb, algorithm, comm.rank)
             await in_step(comms)
 
 

@@ -12,9 +12,10 @@ import matrix
 import ml_dtypes
 import numpy as np
 import pytest
+import reducing
 import reference
 import torch
-from faults import in_step
+from faults import in_step, in_virtual_time
 from ranks import each, in_turn, on_all, ordinary, outcomes, sizes
 
 from asynccoll.sim.driver import Conditions
@@ -22,6 +23,7 @@ from asynccoll.sim.driver import Conditions
 ALGORITHMS = ("ring", "tree", "doubling")
 BULK = Conditions(delay=0.002, piece=1 << 18, split=True, buffer=1 << 20)
 SAMPLE = matrix.sample()
+OTHERS = pytest.mark.parametrize("verb", matrix.OTHERS)
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5)
 TORCH_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 
@@ -69,13 +71,13 @@ def test_the_sample_has_every_pair_of_values_that_can_meet():
 async def test_a_sample_of_all_combinations_is_right(world, size):
     cases = ordinary([case for case in SAMPLE if case.size == size], matrix.sample_of(size))
     async with world(size) as comms:
-        report(await matrix.failures(comms, cases))
+        report(await reducing.failures(comms, cases))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 async def test_an_op_that_a_dtype_lacks_is_a_type_error_on_every_rank(world, size):
     async with world(size) as comms:
-        report(await matrix.failures(comms, matrix.refusals(size)))
+        report(await reducing.failures(comms, matrix.refusals(size)))
         results = await on_all(comms, lambda comm: comm.allreduce(np.float32(1)))
         assert results == [size] * size
 
@@ -83,11 +85,13 @@ async def test_an_op_that_a_dtype_lacks_is_a_type_error_on_every_rank(world, siz
 async def test_a_million_and_one_elements_are_right(world):
     reductions = (("sum", "float32"), ("avg", "bfloat16"), ("max", "float64"), ("sum", "int16"))
     async with world(3, conditions=BULK) as comms:
-        size, count = len(comms), ordinary(matrix.LARGE, 30_001)
+        size, count = len(comms), ordinary(reducing.LARGE, 30_001)
         report(
-            await matrix.failures(comms, matrix.large(size, reductions[:1], ALGORITHMS, count), together=1)
+            await reducing.failures(comms, matrix.large(size, reductions[:1], ALGORITHMS, count), together=1)
         )
-        report(await matrix.failures(comms, matrix.large(size, reductions[1:], ("auto",), count), together=1))
+        report(
+            await reducing.failures(comms, matrix.large(size, reductions[1:], ("auto",), count), together=1)
+        )
 
 
 @pytest.mark.fixed_size("is about the length of a sum in half types: with 64 ranks gigabytes of it")
@@ -111,8 +115,48 @@ async def test_a_share_of_the_whole_product_is_right(world, size):
         matrix.REDUCTIONS if size <= 4 else (("sum", "float32"), ("min", "float16"), ("prod", "int64"))
     )
     async with world(size, conditions=BULK) as comms:
-        report(await matrix.failures(comms, matrix.share(matrix.full(size), 1, 10_000)))
-        report(await matrix.failures(comms, matrix.large(size, reductions, ("auto",)), together=1))
+        report(await reducing.failures(comms, matrix.share(matrix.full(size), 1, 10_000)))
+        report(await reducing.failures(comms, matrix.large(size, reductions, ("auto",)), together=1))
+
+
+@OTHERS
+async def test_a_sample_of_the_other_reductions_is_right(world, verb):
+    """W from 1 to 33: of those in `matrix.SIZES` every pair of axis values meets."""
+    sample = matrix.sample(verb=verb)
+    for size in sizes(*(matrix.FULL_SIZES if in_virtual_time() else (2, 3, 5))):
+        cases = [case for case in sample if case.size == size] or matrix.sample_of(size, 12, verb=verb)
+        async with world(size) as comms:
+            report(await reducing.failures(comms, cases))
+
+
+@OTHERS
+@pytest.mark.parametrize("size", [2, 5])
+async def test_an_op_that_a_dtype_lacks_is_a_type_error_of_the_other_reductions_too(world, verb, size):
+    async with world(size) as comms:
+        report(await reducing.failures(comms, matrix.refusals(size, verb)))
+        await in_step(comms)
+
+
+@OTHERS
+async def test_a_million_and_one_elements_of_the_other_reductions_are_right(world, verb):
+    async with world(3, conditions=BULK) as comms:
+        size, count = len(comms), ordinary(reducing.LARGE, 30_001)
+        for reduction, algorithms in ((("sum", "float32"), None), (("avg", "bfloat16"), ("auto",))):
+            cases = matrix.large(size, [reduction], algorithms, count, verb)
+            report(await reducing.failures(comms, cases, together=1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@OTHERS
+@pytest.mark.parametrize("size", matrix.FULL_SIZES)
+async def test_a_share_of_the_whole_product_of_the_other_reductions_is_right(world, verb, size):
+    reductions = (
+        matrix.REDUCTIONS if size <= 4 else (("sum", "float32"), ("min", "float16"), ("prod", "int64"))
+    )
+    async with world(size, conditions=BULK) as comms:
+        report(await reducing.failures(comms, matrix.share(matrix.full(size, verb), 1, 10_000)))
+        report(await reducing.failures(comms, matrix.large(size, reductions, ("auto",), verb=verb), 1))
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------
@@ -145,7 +189,7 @@ async def test_fewer_elements_than_ranks_and_every_remainder_are_exact(world, si
 async def test_a_million_and_one_integers_are_exact(world, size):
     async with world(size, conditions=BULK) as comms:
         for algorithm in ALGORITHMS:
-            values = np.arange(ordinary(matrix.LARGE, 100_001))
+            values = np.arange(ordinary(reducing.LARGE, 100_001))
             own = [values + power for power in powers(size)]
             results = await each(comms, "allreduce", own, algorithm=algorithm)
             total = wrapped(sum(powers(size)))
@@ -180,31 +224,61 @@ async def test_sums_with_cancellation_have_the_same_bits_on_all_ranks_and_in_20_
             assert len(digests) == 1, f"{len(digests)} results with {algorithm} of {count} elements"
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("dtype", [*reference.FLOATS, *reference.COMPLEX])
-async def test_nan_infinities_and_zeros_follow_the_rules_whichever_rank_holds_them(world, size, dtype):
-    """One element for each way to hand the special values to the ranks."""
+def specials(size, dtype):
+    """Values for each of ``size`` ranks: one element for each way to hand the special ones to the ranks."""
     if size <= 4:
         columns = np.array(list(itertools.product(SPECIALS, repeat=size))).T
     else:  # three that matter, a rank apart in every way, among ones that change nothing
         columns = np.ones((size, len(SPECIALS) ** 3))
-        columns[[0, size // 2 + 9, size - 1]] = np.array(list(itertools.product(SPECIALS, repeat=3))).T
+        columns[[0, size // 2, size - 1]] = np.array(list(itertools.product(SPECIALS, repeat=3))).T
+    real = [np.asarray(reference.rounded(row, reference.part(dtype))) for row in columns]
+    if dtype in reference.COMPLEX:
+        return [np.stack([row, row[::-1]], -1).copy().view(dtype)[:, 0] for row in real]
+    return real
+
+
+def ordered(op, dtype):
+    """The rules say what the result is: a complex product of infinities is NaN in parts that the order decides."""
+    return not reference.refused(op, dtype) and not (op == "prod" and dtype in reference.COMPLEX)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [*reference.FLOATS, *reference.COMPLEX])
+async def test_nan_infinities_and_zeros_follow_the_rules_whichever_rank_holds_them(world, size, dtype):
     wrong = []
     async with world(size) as comms:
+        values = specials(size, dtype)
+        held = [carriers.hold("numpy/contiguous", dtype, row).value for row in values]
         for op, algorithm in itertools.product(("sum", "avg", "prod", "min", "max"), ALGORITHMS):
-            if reference.refused(op, dtype) or (op == "prod" and dtype in reference.COMPLEX):
-                continue  # a complex product of infinities is NaN in parts that the order decides
-            real = [np.asarray(reference.rounded(row, reference.part(dtype))) for row in columns]
-            values = real
-            if dtype in reference.COMPLEX:
-                values = [np.stack([row, row[::-1]], -1).copy().view(dtype)[:, 0] for row in real]
-            held = [carriers.hold("numpy/contiguous", dtype, row).value for row in values]
+            if not ordered(op, dtype):
+                continue
             results = await each(comms, "allreduce", held, op, algorithm=algorithm)
             found = [carriers.bits(result) for result in results]
             if len({one.tobytes() for one in found}) > 1:
                 wrong.append(f"{op} {algorithm}: the ranks' bits differ")
             if fault := reference.difference(op, dtype, values, found[0]):
                 wrong.append(f"{op} {algorithm}: {fault}")
+    report(wrong)
+
+
+@OTHERS
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [*reference.FLOATS, *reference.COMPLEX])
+async def test_they_do_so_in_the_other_reductions(world, verb, size, dtype):
+    wrong = []
+    async with world(size) as comms:
+        values = specials(size, dtype)
+        held = [carriers.hold("numpy/contiguous", dtype, row).value for row in values]
+        for op, algorithm in itertools.product(("sum", "avg", "prod", "min", "max"), matrix.OTHERS[verb][1:]):
+            if not ordered(op, dtype):
+                continue
+            results = await each(comms, verb, held, op, algorithm=algorithm)
+            for rank, result in enumerate(results):
+                mine = reducing.combined(verb, values, rank)
+                if mine is None:
+                    assert result is None
+                elif fault := reference.difference(op, dtype, mine, carriers.bits(result)):
+                    wrong.append(f"{op} {algorithm}, rank {rank}: {fault}")
     report(wrong)
 
 
@@ -252,8 +326,9 @@ async def test_the_average_of_large_halves_does_not_overflow_but_their_sum_does(
         for result in await each(comms, "allreduce", [value] * size, algorithm=algorithm):
             assert result.tolist() == [np.inf] * 3
         opposites = in_turn(comms, [value, -value])
+        left = 60000 * (size % 2)
         for result in await each(comms, "allreduce", opposites, algorithm=algorithm):
-            assert result.tolist() == [0] * 3
+            assert result.tolist() == [left] * 3
 
 
 async def test_the_average_divides_by_the_number_of_ranks(world):
@@ -330,10 +405,10 @@ async def test_bfloat16_of_torch_and_of_ml_dtypes_meet(world):
     held = [numbers.astype(ml_dtypes.bfloat16), torch.from_numpy(numbers).bfloat16()]
     async with world(2) as comms:
         results = await on_all(comms, lambda comm: comm.allreduce(held[comm.rank % 2]))
-        size = len(comms)
-    for one, two in zip(results[::2], results[1::2], strict=True):
-        assert (one.dtype, two.dtype) == (ml_dtypes.bfloat16, torch.bfloat16)
-        assert one.astype(np.float32).tolist() == two.float().tolist() == (size * numbers).tolist()
+        right = (len(comms) * numbers).astype(ml_dtypes.bfloat16).astype(np.float32).tolist()
+    for rank, result in enumerate(results):
+        assert result.dtype == (torch.bfloat16 if rank % 2 else ml_dtypes.bfloat16)
+        assert (result.float() if rank % 2 else result.astype(np.float32)).tolist() == right
 
 
 @pytest.mark.torch
@@ -388,12 +463,21 @@ async def test_every_dtype_of_torch_works_or_is_refused_by_name(world, dtype):
 )
 async def test_arrays_without_a_defined_sum_are_refused_on_every_rank(world, value):
     async with world(2) as comms:
-        verbs = ("allreduce", "allreduce_", "allreduce_tree", "broadcast", "allgather")
+        verbs = (
+            "allreduce",
+            "allreduce_",
+            "allreduce_tree",
+            *matrix.OTHERS,
+            "broadcast",
+            "allgather",
+            "gather",
+        )
 
         async def rank(comm):
             works = [getattr(comm, verb)(value) for verb in verbs]
+            works += [comm.alltoall([value] * len(comms)), comm.scatter([value] * len(comms), comm.rank)]
             return await asyncio.gather(*works, return_exceptions=True)
 
         for errors in await on_all(comms, rank):
-            assert [type(error) for error in errors] == [TypeError] * len(verbs), errors
+            assert [type(error) for error in errors] == [TypeError] * (len(verbs) + 2), errors
         await in_step(comms)

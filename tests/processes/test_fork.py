@@ -129,3 +129,96 @@ start(main())
     for rank in (0, 2):
         assert [fact["lost"] for fact in ended[rank].said] == [True]
         assert ended[rank].said[0]["at"] - died < 5.0
+
+
+CHILDREN = """
+import multiprocessing
+
+import asynccoll.sync as ac
+
+def in_child():
+    told = []
+    for call in (ac.barrier, ac.barrier_async, ac.get_communicator().barrier):
+        try:
+            call()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+def main():
+    ac.init()
+    ac.barrier()
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(2) as pool:
+            if method == "fork":
+                say(method=method, told=pool.apply(in_child))
+            else:  # a new interpreter, which has none of this program
+                try:
+                    pool.apply(ac.world_size)
+                except RuntimeError as error:
+                    say(method=method, told=[f"{type(error).__name__}: {error}"] * 3)
+            pool.close()
+            pool.join()
+        say(total=ac.allreduce(np.ones(200_000))[-1])
+    ac.shutdown()
+
+main()
+"""
+
+
+def test_pools_of_every_start_method_leave_the_mesh_alone():
+    ended = run_ranks(CHILDREN, 2)
+    assert [process.code for process in ended] == [0, 0], [process.errors for process in ended]
+    for process in ended:
+        told = [(fact["method"], fact["told"]) for fact in process.said if "told" in fact]
+        assert [method for method, _ in told] == ["fork", "spawn", "forkserver"]
+        for method, texts in told:
+            says = "is a fork of process" if method == "fork" else "NotInitialized: "
+            assert [says in text for text in texts] == [True] * 3
+        assert [fact["total"] for fact in process.said if "total" in fact] == [2.0] * 3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("facade", "loop"), [("async", "uvloop"), ("async", "asyncio"), ("sync", "asyncio")])
+def test_a_data_loader_with_forked_workers_works_beside_it(facade, loop):
+    """Its workers are forked in the middle of an operation, live through others, and end as they like."""
+    pytest.importorskip("torch")
+    ended = run_ranks(
+        """
+import torch
+from torch.utils.data import DataLoader
+
+def batches():
+    data = torch.arange(24.0) + 100 * RANK
+    return DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork")
+
+async def with_async():
+    async with asynccoll.init() as comm:
+        for epoch in range(2):
+            work = comm.allreduce(torch.ones(300_000))  # half-way through its bytes
+            await asyncio.sleep(0)
+            total = torch.zeros(())
+            for batch in batches():
+                total += (await comm.allreduce(batch)).sum()
+            say(total=float(total), beside=float((await work).sum()))
+
+def with_sync():
+    import asynccoll.sync as ac
+    ac.init()
+    for epoch in range(2):
+        future = ac.allreduce_async(torch.ones(300_000))
+        total = sum(ac.allreduce(batch).sum() for batch in batches())
+        say(total=float(total), beside=float(future.result().sum()))
+    ac.shutdown()
+
+start(with_async()) if os.environ["FACADE"] == "async" else with_sync()
+""",
+        2,
+        loop=loop,
+        env={"FACADE": facade},
+    )
+    assert [process.code for process in ended] == [0, 0], [process.errors for process in ended]
+    total = sum(2 * number + 100 for number in range(24))
+    for process in ended:
+        assert [(fact["total"], fact["beside"]) for fact in process.said] == [(total, 600_000)] * 2
