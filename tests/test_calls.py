@@ -15,8 +15,8 @@ from asynccoll.calls import one_way as one_way_calls
 from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import digests
 from asynccoll.engine.programs import reductions
-from asynccoll.engine.programs.items import Item
-from asynccoll.engine.transfers import SendBytes
+from asynccoll.engine.programs.items import Item, spread
+from asynccoll.engine.transfers import SendBytes, copied
 from asynccoll.errors import ProtocolError
 from asynccoll.objects import pack_control
 
@@ -451,8 +451,7 @@ class TestReceived:
 
     def receive(self, call, item):
         codec = call.program.gi_frame.f_locals["codec"]
-        memory = codec.place(0, item.meta, len(item.payload))
-        memory[:] = item.payload
+        spread(memoryview(b"".join(item.parts)), codec.place(0, item.meta, item.nbytes))
         return codec.value(0)
 
     def item(self, value):
@@ -473,7 +472,7 @@ class TestReceived:
         outs = [np.zeros(3) for _ in range(4)]
         call = calls.allgather(replace(AUTO, rank=rank), np.arange(3.0), outs, "auto", None)
         codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
-        codec.keep(item)
+        list(copied(codec.keep(item)))
         assert codec.value(rank) is outs[rank]
         assert [out.tolist() for out in outs] == [[0, 1, 2] if r == rank else [0, 0, 0] for r in range(4)]
 
@@ -483,7 +482,7 @@ class TestReceived:
         codec = call.program.gi_frame.f_locals["codec"]
         sent = self.item(np.arange(3.0))
         for rank, kind in ((0, ">f8"), (2, "<f8"), (3, "d")):
-            codec.place(rank, sent.meta, len(sent.payload))[:] = sent.payload
+            spread(sent.parts[0], codec.place(rank, sent.meta, sent.nbytes))
             found = codec.value(rank)
             assert (found.format if rank == 3 else found.dtype.str) == kind
             assert np.asarray(found).tolist() == [0, 1, 2]
@@ -494,7 +493,7 @@ class TestReceived:
             call = calls.allgather(AUTO, value, None, "auto", None)
             assert call.fingerprint.path == path
             codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
-            codec.keep(item)
+            list(copied(codec.keep(item)))
             result = codec.value(1)
             assert list(result) == list(value)
             assert result is not value
@@ -533,4 +532,4 @@ class TestReceived:
     )
     def test_a_garbled_description_is_a_protocol_error(self, meta):
         with pytest.raises(ProtocolError):
-            self.receive(broadcast(AUTO, None), Item(pack_control(meta), memoryview(bytes(3))))
+            self.receive(broadcast(AUTO, None), Item(pack_control(meta), (memoryview(bytes(3)),)))

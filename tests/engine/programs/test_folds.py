@@ -1,14 +1,17 @@
-"""Folds of Python objects to one rank and to prefixes, as programs: who folds, what travels, who hears of a failure."""
+"""Folds of Python objects as programs: who folds, what travels, who hears of a failure."""
 
 import functools
 
 import pytest
 from wires import Wires
 
+from asynccoll.calls.received import Objects
 from asynccoll.engine import wire
 from asynccoll.engine.programs import folds
 from asynccoll.errors import RemoteError
-from asynccoll.objects import dumps, loads
+from asynccoll.objects import PICKLES
+
+VALUES = Objects(PICKLES)
 
 
 def pair(a, b):
@@ -26,18 +29,18 @@ def run(make, values, fold=pair, finish=whole):
     for rank, value in enumerate(values):
         verb, argument = make(rank)
         mine = fold if rank == 0 else (lambda a, b: 1 / 0)  # only rank 0's function runs
-        wires.start(rank, program=verb(dumps(value), rank, size, argument, mine, finish, loads, dumps))
+        wires.start(rank, program=verb(VALUES.lent(value), rank, size, *argument, mine, finish, VALUES))
     wires.settle()
     wires.assert_idle()
     return wires, [wires.results(rank)[0] for rank in range(size)]
 
 
 def to(root):
-    return lambda rank: (folds.reduce, root)
+    return lambda rank: (folds.reduce, [root])
 
 
 def scan(exclusive):
-    return lambda rank: (folds.scan, exclusive)
+    return lambda rank: (folds.scan, [exclusive])
 
 
 ALL = [to(0), to(2), scan(False), scan(True)]
@@ -127,3 +130,53 @@ def test_a_function_that_raises_is_a_remote_error_on_every_rank(make, where):
     for rank, error in enumerate(results):
         assert isinstance(error, RemoteError), (rank, error)
         assert (error.origin, error.type_name, error.rank) == (0, "LookupError", rank)
+
+
+class TestAllreduce:
+    def run(self, values, fold, finish=whole):
+        return run(lambda rank: (folds.allreduce, []), values, fold, finish)[1]
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+    def test_it_goes_from_the_left_in_rank_order(self, size):
+        results = self.run([f"{rank}" for rank in range(size)], lambda a, b: f"({a}{b})")
+        expected = "0"
+        for rank in range(1, size):
+            expected = f"({expected}{rank})"
+        assert results == [expected] * size
+
+    def test_large_values_travel_too(self):
+        results = self.run([[rank] * 50_000 for rank in range(4)], lambda a, b: a + b)
+        assert results[3] == sorted(results[0])
+        assert len(results[3]) == 200_000
+
+    def test_every_rank_has_a_copy_of_its_own_and_no_input_is_changed(self):
+        values = [[rank] for rank in range(3)]
+
+        def extend(a, b):
+            a += b
+            return a
+
+        results = self.run(values, extend)
+        assert values == [[0], [1], [2]]
+        assert results == [[0, 1, 2]] * 3
+        assert len({id(result) for result in results}) == 3
+
+    def test_with_one_rank_the_function_is_not_called(self):
+        value = [1]
+        (result,) = self.run([value], lambda a, b: 1 / 0)
+        assert result == [1]
+        assert result is not value
+
+    def test_the_whole_is_finished_at_rank_0(self):
+        assert self.run([1, 2, 6], lambda a, b: a + b, lambda total, ranks: total / ranks) == [3.0] * 3
+
+    @pytest.mark.parametrize("where", ["fold", "finish"])
+    def test_a_function_that_raises_is_a_remote_error_on_every_rank(self, where):
+        def fails(*args):
+            raise LookupError("no such thing")
+
+        fold, finish = (fails, whole) if where == "fold" else (lambda a, b: a, fails)
+        for rank, error in enumerate(self.run([1, 2, 3], fold, finish)):
+            assert isinstance(error, RemoteError)
+            assert (error.origin, error.type_name, error.rank) == (0, "LookupError", rank)
+            assert "no such thing" in str(error)
