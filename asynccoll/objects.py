@@ -19,13 +19,9 @@ from asynccoll.pickling import Buffer, Packed, dumps, loads, pack, qualified_nam
 __all__ = [
     "PICKLES",
     "PLAIN",
-    "Buffer",
     "Codec",
-    "Packed",
     "capture",
     "describe_error",
-    "dumps",
-    "loads",
     "pack_control",
     "plain_dumps",
     "plain_loads",

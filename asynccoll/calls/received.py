@@ -168,7 +168,7 @@ _LENGTH: Final = struct.Struct("<Q")
 _NO_BUFFERS: Final = objects.pack_control(None)
 
 
-def _object_item(packed: objects.Packed) -> items.Item:
+def _object_item(packed: pickling.Packed) -> items.Item:
     """An object as an item: its pickle, then each buffer. Described by the buffers' lengths; the pickle is the rest."""
     meta = _NO_BUFFERS
     if packed.buffers:
