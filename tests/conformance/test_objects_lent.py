@@ -13,6 +13,7 @@ from faults import in_step, settle, turns
 from ranks import each, filled, on_all, ordinary, outcomes
 
 from asynccoll import CollectiveCancelled, RemoteError, associative, pickling
+from asynccoll.calls.received import Objects
 from asynccoll.sim.driver import Conditions
 
 COUNT = ordinary(160_000, 20_000)
@@ -257,31 +258,34 @@ async def test_a_value_for_which_there_is_no_memory_is_an_error_everywhere(world
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_the_call_allocates_nothing_however_late_rank_0_is(world, verb, monkeypatch):
-    """What a call would copy, it would allocate: the copies are made while the operation runs, in slices."""
-    allocated = []
-    fresh = pickling.fresh
+async def test_the_call_copies_no_large_array_however_late_rank_0_is(world, verb, monkeypatch):
+    """The copies are made while the operation runs, in slices; those of a fold when an operand of another rank is there."""
+    slices, copies = [], []
+    own = Objects.own
 
-    def counted(nbytes):
-        allocated.append(nbytes)
-        return fresh(nbytes)
+    def counted(self, item):
+        copies.append(item)
+        return own(self, item)
+
+    def snapshot(packed):
+        slices.append(packed)
+        return pickling.Packed(packed.pickle, tuple(memoryview(bytearray(one)) for one in packed.buffers))
 
     async with world(3, conditions=BULK) as comms:
         case = Case(verb, len(comms))
-        monkeypatch.setattr(pickling, "fresh", counted)
+        monkeypatch.setattr(Objects, "own", counted)
+        monkeypatch.setattr(pickling.Packed, "owned", snapshot)
         works = []
-        for comm in comms[1:]:
-            works.append(case.start(comm))
-            assert sum(allocated) < 8 * COUNT
-        await settle()
-        before = len(allocated)
-        copies = []
-        monkeypatch.setattr(pickling.Packed, "owned", lambda packed: copies.append(packed))
-        works.insert(0, case.start(comms[0]))
-        monkeypatch.undo()
-        assert copies == []
-        if verb in ("allreduce", "reduce", "scan"):  # room for the first operand, which is not here yet
-            assert allocated[before:].count(8 * COUNT) <= 1
+        for comm in reversed(comms):
+            if comm.rank == 0:
+                await settle()
+            before = len(copies)
+            works.insert(0, case.start(comm))
+            assert slices == []
+            if verb in ("allreduce", "associative", "reduce", "scan", "exscan") and comm.rank == 0:
+                assert len(copies) == before
+            else:
+                assert comm.pending()  # at least a slice of its own copy is left
         for rank, result in enumerate(await asyncio.gather(*works)):
             case.check(result, rank)
 
