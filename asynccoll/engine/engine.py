@@ -21,7 +21,7 @@ from asynccoll.engine.mail import Mail
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
-from asynccoll.engine.transfers import FoldBytes, Pause, SendBytes
+from asynccoll.engine.transfers import Drain, FoldBytes, Pause, SendBytes
 from asynccoll.errors import ProtocolError
 
 __all__ = ["Engine", "Event", "PeerBroken"]
@@ -230,6 +230,9 @@ class Engine:
         op = box.sent(nbytes)
         if op is not None and op.finished:
             self.finish(op)
+        elif op is not None and op.draining and not op.unsent:
+            op.draining = False
+            self.paused.append(op)  # what follows may be a user's code, which does not belong into a write
         return bool(box.current or box.control or box.streams)
 
     def take_events(self) -> list[Event]:
@@ -291,6 +294,11 @@ class Engine:
                 if type(transfer) is Pause:
                     self.paused.append(op)
                     return
+                if type(transfer) is Drain:
+                    if op.unsent:
+                        op.draining = True
+                        return
+                    continue
                 into = fold = None
                 if type(transfer) is FoldBytes:
                     rank, total, fold = transfer

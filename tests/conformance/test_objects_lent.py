@@ -410,6 +410,33 @@ async def test_every_rank_gets_the_same_bits(world):
                 assert result["x"].tobytes() == first["x"].tobytes()
 
 
+class Doubles:
+    """Its array is twice as large after each journey, in the memory that it came in."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __setstate__(self, state):
+        self.array = state["array"]
+        self.array *= 2
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("algorithm", ["ring", "doubling"])
+async def test_unpickling_that_writes_to_its_array_does_not_reach_other_ranks(world, size, algorithm):
+    """A rank that passes bytes on sends them from the memory of its own value."""
+    async with world(size, conditions=BULK) as comms:
+        size = len(comms)
+        values = [Doubles(np.full(COUNT // 4, comm.rank + 1)) for comm in comms]
+        for result in await each(comms, "broadcast", filled(comms, [values[0], None])):
+            assert (result.array == 2).all()
+        for results in await each(comms, "allgather", values, algorithm=algorithm):
+            assert [int(result.array[0]) for result in results] == [2 * (rank + 1) for rank in range(size)]
+            assert all((result.array == result.array[0]).all() for result in results)
+        for result in await each(comms, "allreduce", values, lambda a, b: a):
+            assert (result.array == 4).all()
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_calls_at_random_times_with_cancels_between_give_right_results(world, seed):
     rng = random.Random(seed)

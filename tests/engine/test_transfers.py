@@ -1,9 +1,9 @@
 """What programs ask for, where it is more than a record: messages with their length in front, copies in slices."""
 
 import pytest
-from wires import Wires, operation
+from wires import Wires, operation, recv
 
-from asynccoll.engine.transfers import PAUSE, SLICE, copied, recv_message, send_message
+from asynccoll.engine.transfers import DRAIN, PAUSE, SLICE, SendBytes, copied, recv_message, send_message
 from asynccoll.errors import ProtocolError
 
 
@@ -90,3 +90,47 @@ def test_a_message_longer_than_the_limit_is_a_protocol_error_before_there_is_mem
     next(program).into[:] = (11).to_bytes(8, "little")
     with pytest.raises(ProtocolError, match="of 11 bytes, at most 10"):
         next(program)
+
+
+class TestDrain:
+    def start(self, wires, ended):
+        def sender():
+            yield SendBytes(1, memoryview(bytes(300_000)))
+            yield DRAIN
+            ended.append(True)
+
+        return wires.submit(0, operation(program=sender()))
+
+    def test_the_program_goes_on_in_a_turn_of_its_own_when_all_has_left(self):
+        wires, ended = Wires(2), []
+        self.start(wires, ended)
+        wires.start(1, recv(0, bytearray(300_000)))
+        while not wires.engines[0].paused:
+            assert ended == []
+            wires.flush(0)
+            wires.read(0, 1)
+            wires.flush(1)
+            wires.read(1, 0)
+        assert ended == []
+        wires.resume(0)
+        assert ended == [True]
+        wires.settle()
+        wires.assert_idle()
+
+    def test_it_does_not_wait_where_nothing_is_left_to_send(self):
+        wires, ended = Wires(1), []
+
+        def program():
+            yield DRAIN
+            ended.append(True)
+
+        wires.start(0, program=program())
+        assert ended == [True]
+
+    def test_an_operation_that_is_cancelled_meanwhile_does_not_go_on(self):
+        wires, ended = Wires(2), []
+        op = self.start(wires, ended)
+        wires.cancel(0, op)
+        wires.settle()
+        assert ended == []
+        assert not wires.engines[0].paused

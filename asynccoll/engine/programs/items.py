@@ -5,7 +5,8 @@ memory of their own. Sizes need not be known beforehand: descriptions go first, 
 payloads follow straight into their final memory.
 
 Parts may be the caller's memory, lent until the operation ends. So what a rank keeps of its own is a copy, made in slices
-after everything has been given away to be sent.
+after everything has been given away to be sent. Making a value may run a user's code, which may write to the memory it gets: a
+rank that passes payloads on does so only when they have left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Recv, Send
 from asynccoll.engine.transfers import (
+    DRAIN,
     Program,
     RecvBytes,
     SendBytes,
@@ -189,6 +191,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
                 for child in children:
                     yield SendBytes(child, piece)
         yield from copied(codec.keep(item))
+        yield DRAIN
         return codec.value(root)
 
     message = yield from recv_message(parent, _LONGEST)
@@ -201,6 +204,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
         yield RecvBytes(parent, piece)
         for child in children:
             yield SendBytes(child, piece)
+    yield DRAIN
     return codec.value(root)
 
 
@@ -240,6 +244,7 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
                     elif type(step) is Recv:
                         yield RecvBytes(step.peer, part)
     yield from copied(codec.keep(item))
+    yield DRAIN
     return [codec.value(block) for block in range(size)]
 
 
