@@ -122,7 +122,8 @@ def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_
     """``fn(fn(fn(v0, v1), v2), v3)`` on every replica, ``fn`` being rank 0's ``reduce_fn``.
 
     Args:
-        value: anything that pickles. It is not changed; its content at the call counts.
+        value: anything that pickles. It is not changed. Its content at the call counts, except that of arrays of 16 KiB and more,
+            which may not be written to before the result is there.
         reduce_fn: a function of two arguments, which may change and return the first. It runs at rank 0 only, and need not pickle;
             the other replicas' are ignored. With one replica it is not called.
 

@@ -1,42 +1,33 @@
 """Python values and control records as bytes, and failures in a form that travels. Knows no peers or frames.
 
-Three encodings, from the most to the least trusting. `loads` unpickles: only bytes of an authenticated peer may
-reach it, and none where the communicator is ``safe``. `restore` unpickles an exception under the same rule, and
-never fails. `unpack_control` is msgpack with limits, for bytes from anybody.
+Three encodings, from the most to the least trusting. `PICKLES` unpickles (`asynccoll.pickling`): only bytes of an
+authenticated peer may reach it, and none where the communicator is ``safe``. `restore` unpickles an exception under the
+same rule, and never fails. `unpack_control` is msgpack with limits, for bytes from anybody.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import traceback
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
 from asynccoll.errors import ProtocolError
+from asynccoll.pickling import Buffer, Packed, dumps, loads, pack, qualified_name, text_of, unpack
 
 __all__ = [
     "PICKLES",
     "PLAIN",
-    "Buffer",
     "Codec",
     "capture",
     "describe_error",
-    "dumps",
-    "loads",
     "pack_control",
     "plain_dumps",
     "plain_loads",
     "restore",
     "unpack_control",
 ]
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-# Protocol 5 (Python 3.8) is read by every Python that asynccoll supports; the newest might not be.
-_PROTOCOL = 5
 
 # A failure travels in a control frame to every rank, so its parts are bounded. 16 KiB of traceback are about 150
 # frames; the innermost come last and are kept. An exception of more than 64 KiB carries data, not a description.
@@ -46,56 +37,6 @@ _ORIGINAL_LIMIT = 64 * 1024
 # msgpack allocates the elements that an array's header claims before it reads them, 8 bytes each, and headers
 # nest: 1 KiB of them claims 3 MiB, 4 KiB 32 MiB. Longer records are therefore walked once without allocating.
 _UNWALKED = 1024
-
-
-def dumps(value: Any) -> bytes:
-    """Pickle a value: a snapshot of it at the time of the call.
-
-    Plain pickle where it can, cloudpickle (lambdas, local functions and classes) where pickle refuses.
-
-    Raises:
-        TypeError: neither can. Names the value's type; the cause is the pickler's own error.
-    """
-    try:
-        return pickle.dumps(value, _PROTOCOL)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 (__reduce__ is the user's code and may raise anything; cloudpickle decides)
-        try:
-            packed = _cloudpickled(value)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise TypeError(
-                f"cannot pickle this value of type {_qualified_name(type(value))} ({type(error).__name__}: "
-                f"{_text(error)}). Send something that pickles: data without sockets, locks, generators or files."
-            ) from error
-        return packed
-
-
-def _cloudpickled(value: Any) -> bytes:
-    import cloudpickle
-
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle is untyped
-        """Without cloudpickle's rule that a memoryview arrives as bytes: a value arrives as what it is, or not at all."""
-
-        dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child({memoryview: _refuse_memoryview})
-
-    stream = io.BytesIO()
-    Pickler(stream, _PROTOCOL).dump(value)
-    return stream.getvalue()
-
-
-def _refuse_memoryview(view: memoryview) -> Any:
-    raise TypeError("a memoryview does not pickle; send numpy.asarray(view), or bytes(view)")
-
-
-def loads(data: Buffer) -> Any:
-    """Rebuild a value from `dumps`. Raises whatever its unpickling raises.
-
-    Unpickling runs code of the sender's choice: never call this on bytes of an unauthenticated peer.
-    """
-    return pickle.loads(data)
 
 
 def plain_dumps(value: Any) -> bytes:
@@ -108,7 +49,7 @@ def plain_dumps(value: Any) -> bytes:
         return pack_control(value)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"this value of type {_qualified_name(type(value))} needs pickle ({_text(error)}), which safe=True refuses: "
+            f"this value of type {qualified_name(type(value))} needs pickle ({text_of(error)}), which safe=True refuses: "
             "send arrays, or None, bool, int of 64 bits, float, str, bytes, and lists and dicts of these"
         ) from error
 
@@ -133,8 +74,10 @@ class Codec(NamedTuple):
 
     path: str
     """What is compared across the ranks."""
-    dumps: Callable[[Any], bytes]
-    loads: Callable[[Buffer], Any]
+    dumps: Callable[[Any], Packed]
+    """A value as bytes. Large buffers in it are lent until they have been sent; the rest is a snapshot."""
+    loads: Callable[[Buffer, Sequence[memoryview]], Any]
+    """The value of a pickle and its buffers, which are given away: arrays in it live there."""
 
 
 def pack_control(record: Any) -> bytes:
@@ -193,8 +136,8 @@ def capture(error: BaseException, safe: bool = False) -> dict[str, Any]:
     ``pickle``, the exception itself, or None where it cannot be pickled *and rebuilt*, is large, or ``safe``.
     """
     return {
-        "type": _qualified_name(type(error)),
-        "message": _encodable(_text(error)[:_TEXT_LIMIT]),
+        "type": qualified_name(type(error)),
+        "message": _encodable(text_of(error)[:_TEXT_LIMIT]),
         "traceback": _encodable(_tail("".join(traceback.format_exception(error)))),
         "pickle": None if safe else _pickled(error),
     }
@@ -240,13 +183,6 @@ def _rebuilt(packed: bytes) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 (a broken __str__ must not hide the failure it belongs to)
-        return f"<its __str__ raised {type(broken).__name__}>"
-
-
 def _encodable(text: str) -> str:
     # Names of files may hold lone surrogates (PEP 383), which msgpack refuses.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -256,16 +192,22 @@ def _tail(text: str) -> str:
     return text if len(text) <= _TEXT_LIMIT else "..." + text[3 - _TEXT_LIMIT :]
 
 
-def _qualified_name(cls: type) -> str:
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
 def describe_error(error: BaseException) -> str:
     """``"ValueError: message"``, or the type alone if there is none, whatever the error's own ``__str__`` does."""
-    text = _text(error)
+    text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-PICKLES: Final = Codec("object", dumps, loads)
-PLAIN: Final = Codec("plain value", plain_dumps, plain_loads)
+def _plain_packed(value: Any) -> Packed:
+    return Packed(plain_dumps(value))
+
+
+def _plain_unpacked(data: Buffer, buffers: Sequence[memoryview]) -> Any:
+    if buffers:
+        raise ProtocolError(f"a plain value came with {len(buffers)} buffers; it has none")
+    return plain_loads(data)
+
+
+PICKLES: Final = Codec("object", pack, unpack)
+PLAIN: Final = Codec("plain value", _plain_packed, _plain_unpacked)
 """Without pickle, for ``safe=True``."""

@@ -36,6 +36,8 @@ class Pump(ABC):
         """Causes of failure that have been logged."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._turn: asyncio.Handle | None = None
+        """The call of `_resume` that is to come, while the engine has something paused."""
 
     # -- for the communicator -----------------------------------------------------------------------------
 
@@ -136,6 +138,8 @@ class Pump(ABC):
                     if event.error is not None:
                         self._tell(event.error)
                     event.on_end(event)
+        if engine.paused and self._turn is None:
+            self._turn = self.loop.call_soon(self._resume)
         deadline = engine.next_deadline
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)
@@ -163,8 +167,20 @@ class Pump(ABC):
         self.engine.handle_timer(self.loop.time())
         self.flush()
 
+    def _resume(self) -> None:
+        self._turn = None
+        self.busy = True
+        try:
+            self.engine.resume(self.loop.time())
+        finally:
+            self.busy = False
+            self.flush()
+
     def stop_timer(self) -> None:
-        """Cancel the timer for good."""
+        """Cancel the timer, and the turn of what is paused, for good."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

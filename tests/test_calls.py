@@ -8,17 +8,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from asynccoll import calls
+from asynccoll import calls, pickling
 from asynccoll.algorithms import registry
 from asynccoll.calls import Place, reducing, scanning
 from asynccoll.calls import one_way as one_way_calls
+from asynccoll.calls.received import Objects
 from asynccoll.engine.aborts import Disagrees
 from asynccoll.engine.fingerprint import digests
-from asynccoll.engine.programs import reductions
-from asynccoll.engine.programs.items import Item
-from asynccoll.engine.transfers import SendBytes
+from asynccoll.engine.programs import items, reductions
+from asynccoll.engine.programs.items import Item, spread
+from asynccoll.engine.transfers import SendBytes, copied
 from asynccoll.errors import ProtocolError
-from asynccoll.objects import pack_control
+from asynccoll.objects import PICKLES, pack_control
+from asynccoll.pickling import MOST_BUFFERS, OUT_OF_BAND
 
 KIB = 1 << 10
 AUTO = Place(1, 4, "auto", None)
@@ -451,8 +453,7 @@ class TestReceived:
 
     def receive(self, call, item):
         codec = call.program.gi_frame.f_locals["codec"]
-        memory = codec.place(0, item.meta, len(item.payload))
-        memory[:] = item.payload
+        spread(memoryview(b"".join(item.parts)), codec.place(0, item.meta, item.nbytes))
         return codec.value(0)
 
     def item(self, value):
@@ -473,7 +474,7 @@ class TestReceived:
         outs = [np.zeros(3) for _ in range(4)]
         call = calls.allgather(replace(AUTO, rank=rank), np.arange(3.0), outs, "auto", None)
         codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
-        codec.keep(item)
+        list(copied(codec.keep(item)))
         assert codec.value(rank) is outs[rank]
         assert [out.tolist() for out in outs] == [[0, 1, 2] if r == rank else [0, 0, 0] for r in range(4)]
 
@@ -483,7 +484,7 @@ class TestReceived:
         codec = call.program.gi_frame.f_locals["codec"]
         sent = self.item(np.arange(3.0))
         for rank, kind in ((0, ">f8"), (2, "<f8"), (3, "d")):
-            codec.place(rank, sent.meta, len(sent.payload))[:] = sent.payload
+            spread(sent.parts[0], codec.place(rank, sent.meta, sent.nbytes))
             found = codec.value(rank)
             assert (found.format if rank == 3 else found.dtype.str) == kind
             assert np.asarray(found).tolist() == [0, 1, 2]
@@ -494,7 +495,7 @@ class TestReceived:
             call = calls.allgather(AUTO, value, None, "auto", None)
             assert call.fingerprint.path == path
             codec, item = (call.program.gi_frame.f_locals[name] for name in ("codec", "item"))
-            codec.keep(item)
+            list(copied(codec.keep(item)))
             result = codec.value(1)
             assert list(result) == list(value)
             assert result is not value
@@ -533,4 +534,52 @@ class TestReceived:
     )
     def test_a_garbled_description_is_a_protocol_error(self, meta):
         with pytest.raises(ProtocolError):
-            self.receive(broadcast(AUTO, None), Item(pack_control(meta), memoryview(bytes(3))))
+            self.receive(broadcast(AUTO, None), Item(pack_control(meta), (memoryview(bytes(3)),)))
+
+
+class TestObjects:
+    """An object as a pickle and its buffers, and the memory for one that a peer describes."""
+
+    VALUES = Objects(PICKLES)
+
+    def test_the_description_holds_the_lengths_of_the_buffers(self):
+        item = self.VALUES.lent({"a": np.zeros(5000), "b": [np.zeros(1), np.zeros(3000)]})
+        assert [len(part) for part in item.parts[1:]] == [40_000, 24_000]
+        parts = self.VALUES.place(item.meta, item.nbytes)
+        assert [len(part) for part in parts] == [len(part) for part in item.parts]
+        spread(memoryview(b"".join(item.parts)), parts)
+        assert self.VALUES.value(parts)["b"][1].shape == (3000,)
+
+    def test_without_large_buffers_it_says_no_more_than_that_it_is_an_object(self):
+        assert self.VALUES.lent([1, 2]).meta == pack_control(None)
+
+    def test_a_ranks_own_copy_shares_the_pickle_and_no_buffer(self):
+        array = np.arange(5000.0)
+        item = self.VALUES.lent([array])
+        parts, copies = self.VALUES.own(item)
+        assert parts[0] is item.parts[0]
+        list(copied(copies))
+        (result,) = self.VALUES.value(parts)
+        assert result.tolist() == array.tolist()
+        assert not np.shares_memory(result, array)
+
+    def test_the_longest_description_fits_its_message(self):
+        arrays = [np.zeros(OUT_OF_BAND, np.uint8) for _ in range(MOST_BUFFERS + 1)]
+        item = self.VALUES.lent(arrays)
+        assert len(items._encode(item.meta, item.nbytes, None)) <= items._LONGEST
+        assert len(self.VALUES.place(item.meta, item.nbytes)) == MOST_BUFFERS + 1
+
+    @pytest.mark.parametrize(
+        "lengths",
+        [b"\0", b"\0" * 9, (101).to_bytes(8, "little"), bytes(8) + (101).to_bytes(8, "little"), b"\xff" * 8,
+         (51).to_bytes(8, "little") * 2, bytes(8 * (MOST_BUFFERS + 1))],
+        ids=["a byte", "nine bytes", "more than all", "two", "2**64 - 1", "together more", "too many"],
+    )  # fmt: skip
+    def test_lengths_that_do_not_fit_are_a_protocol_error_before_there_is_memory(self, lengths, monkeypatch):
+        monkeypatch.setattr(pickling, "fresh", None)
+        with pytest.raises(ProtocolError):
+            self.VALUES.place(pack_control(lengths), 100)
+
+    def test_an_array_where_an_object_is_due_is_a_protocol_error(self):
+        with pytest.raises(ProtocolError, match="array"):
+            self.VALUES.place(pack_control(["int8", [3], "numpy"]), 3)

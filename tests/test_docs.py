@@ -19,6 +19,10 @@ SHORT = {
     "python -m benchmarks.cpu_per_op": ["--iters", "200", "--rounds", "1"],
     "python -m benchmarks.import_time": ["--runs", "1"],
     "python -m tests.conformance.mismatches": ["--sample", "--sizes", "2,3"],
+    "python -m benchmarks.objects": [
+        *("--nproc", "2", "--rounds", "1", "--iters", "5", "--late", "0.1"),
+        *("--broadcast", "1M", "--array", "1M"),
+    ],
     "python -m tests.sim.schedules": ["--seeds", "5"],
 }
 

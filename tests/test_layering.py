@@ -16,7 +16,7 @@ ROOT = Path(asynccoll.__file__).parent
 LAYERS = (
     # From the bottom to the top. A module imports from the rows above its own, and from its own package; never from its
     # own row or from below. "asynccoll" is the package itself, __init__.py.
-    ("errors",),
+    ("errors", "pickling"),
     ("overlap", "objects", "algorithms", "declared"),
     ("buffers",),
     ("reduction", "trees"),
@@ -38,6 +38,7 @@ LAYERS = (
 
 PURE = (
     "errors",
+    "pickling",
     "overlap",
     "declared",
     "buffers",

@@ -1,4 +1,4 @@
-"""Values and failures travel as bytes and come back; malformed bytes are a ProtocolError and cost no memory."""
+"""Control records and failures travel as bytes and come back; malformed bytes are a ProtocolError and cost no memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from naming import shown
 
 from asynccoll.errors import OpContext, PeerLost, ProtocolError
-from asynccoll.objects import capture, dumps, loads, pack_control, restore, unpack_control
+from asynccoll.objects import PICKLES, PLAIN, capture, pack_control, restore, unpack_control
 
 
 class Rebuildable(Exception):
@@ -39,16 +39,6 @@ class RefusesState:
 
     def __getstate__(self) -> dict[str, int]:
         return {"a": 1}
-
-
-class RaisesOnPickle:
-    """Raises its errors in turn, one for each pickler that tries it, the last one from then on."""
-
-    def __init__(self, *errors: BaseException) -> None:
-        self.errors = list(errors)
-
-    def __reduce__(self) -> Any:
-        raise self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
 
 
 told: list[str] = []
@@ -78,74 +68,6 @@ def raised(error: BaseException) -> BaseException:
         raise error
     except BaseException as caught:  # noqa: BLE001 (handed back to the test)
         return caught
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, 1, 2**100, "text", b"bytes", [1, (2, {3})], {"a": [1.5]}, len],
-    ids=shown,
-)
-def test_python_values_come_back_equal(value: Any) -> None:
-    assert loads(dumps(value)) == value
-    assert loads(memoryview(dumps(value))) == value
-    assert loads(bytearray(dumps(value))) == value
-
-
-def test_the_bytes_are_a_snapshot_and_each_load_an_independent_copy() -> None:
-    value = [np.arange(3)]
-    data = dumps(value)
-    value[0][:] = -1
-    one, other = loads(data), loads(data)
-    one[0][:] = 7
-    assert other[0].tolist() == [0, 1, 2]
-
-
-def test_plain_pickle_protocol_5_is_used_where_it_can() -> None:
-    assert dumps({"a": 1}) == pickle.dumps({"a": 1}, 5)
-
-
-def test_what_pickle_refuses_goes_by_cloudpickle() -> None:
-    offset = 10
-    assert loads(dumps(lambda value: value + offset))(1) == 11
-
-    class Local:
-        field = 3
-
-    assert loads(dumps(Local())).field == 3
-
-
-@pytest.mark.parametrize(
-    "value", [threading.Lock(), (n for n in ()), [threading.Lock()]], ids=["lock", "generator", "nested"]
-)
-def test_what_neither_can_pickle_is_a_type_error_naming_its_type(value: Any) -> None:
-    with pytest.raises(TypeError, match=f"type {type(value).__module__}.".replace("builtins.", "")) as caught:
-        dumps(value)
-    assert type(value).__qualname__ in str(caught.value)
-    assert isinstance(caught.value.__cause__, TypeError)
-
-
-def test_the_cause_of_a_failed_pickle_is_the_users_own_error() -> None:
-    cause = ValueError("mine")
-    with pytest.raises(TypeError, match=r"RaisesOnPickle \(ValueError: mine\)") as caught:
-        dumps(RaisesOnPickle(cause))
-    assert caught.value.__cause__ is cause
-
-
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), KeyboardInterrupt(), SystemExit(1)],
-    ids=shown,
-)
-def test_running_out_of_memory_and_being_interrupted_pass_through(error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        dumps(RaisesOnPickle(error, ValueError()))
-    with pytest.raises(type(error)):
-        dumps(RaisesOnPickle(ValueError(), error))
-
-
-def test_an_error_while_unpickling_comes_out_unchanged() -> None:
-    with pytest.raises(KeyError, match="state"):
-        loads(dumps(RefusesState()))
 
 
 def test_control_records_come_back_with_tuples_as_lists_and_any_plain_key() -> None:
@@ -354,3 +276,20 @@ def test_a_failure_record_is_bounded_and_keeps_the_innermost_frames() -> None:
 def test_a_malformed_failure_record_is_a_protocol_error(info: Any) -> None:
     with pytest.raises(ProtocolError, match="malformed failure record"):
         restore(info)
+
+
+def test_a_plain_value_has_no_buffers_and_refuses_any() -> None:
+    data, buffers = PLAIN.dumps({"a": b"x" * 100_000})
+    assert buffers == ()
+    assert PLAIN.loads(data, ()) == {"a": b"x" * 100_000}
+    with pytest.raises(ProtocolError, match="1 buffers"):
+        PLAIN.loads(data, [memoryview(b"x")])
+    with pytest.raises(TypeError, match="safe=True"):
+        PLAIN.dumps([np.zeros(3)])
+
+
+def test_an_object_is_a_pickle_and_its_large_buffers() -> None:
+    value = {"a": np.arange(10_000), "b": "text"}
+    data, buffers = PICKLES.dumps(value)
+    assert [len(buffer) for buffer in buffers] == [80_000]
+    assert PICKLES.loads(data, buffers)["a"].tolist() == value["a"].tolist()

@@ -8,7 +8,7 @@ from asynccoll.engine import wire
 from asynccoll.engine.engine import Engine
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import Operation
-from asynccoll.engine.transfers import SendBytes
+from asynccoll.engine.transfers import PAUSE, SendBytes
 from asynccoll.errors import CommunicatorClosed, PeerLost
 from asynccoll.pump import Pump
 
@@ -21,6 +21,7 @@ class FakeLoop:
     def __init__(self):
         self.now = 0.0
         self.timers = []
+        self.soon = []
 
     def time(self):
         return self.now
@@ -28,6 +29,17 @@ class FakeLoop:
     def call_at(self, when, callback):
         self.timers.append(Timer(when, callback))
         return self.timers[-1]
+
+    def call_soon(self, callback):
+        self.soon.append(Timer(self.now, callback))
+        return self.soon[-1]
+
+    def turn(self):
+        """One turn of the loop: what was to be called soon; how many calls that were."""
+        calls, self.soon = [call for call in self.soon if not call.cancelled], []
+        for call in calls:
+            call.callback()
+        return len(calls)
 
     def live(self):
         return [timer.when for timer in self.timers if not timer.cancelled]
@@ -236,3 +248,50 @@ class TestLog:
 def test_it_cannot_be_made_without_its_abstract_parts():
     with pytest.raises(TypeError):
         Pump(Engine(0, 2), asyncio.AbstractEventLoop())
+
+
+class TestTurns:
+    def test_what_is_paused_goes_on_in_turns_of_the_loop_one_slice_each(self, driver):
+        first, second = operation(driver, PAUSE, PAUSE), operation(driver, PAUSE)
+        driver.submit(first)
+        driver.submit(second)
+        left = []
+        while driver.loop.turn():
+            left.append((first.program is not None, second.program is not None))
+        assert left == [(True, True), (True, False), (False, False)]
+        assert not driver.busy
+
+    def test_without_anything_paused_there_are_none(self, driver):
+        driver.submit(operation(driver, SendBytes(1, b"x")))
+        assert driver.loop.soon == []
+
+    def test_what_the_program_does_then_is_written_and_nothing_may_be_started_from_within(self, driver):
+        def program():
+            yield PAUSE
+            with pytest.raises(RuntimeError, match="from inside a reduce function"):
+                driver.submit(operation(driver))
+            yield SendBytes(1, b"x")
+
+        driver.submit(operation(driver, program=program()))
+        driver.story.clear()
+        driver.loop.turn()
+        assert driver.story == [("write", 1, wire.DATA)]
+
+    def test_one_that_raises_does_not_stop_the_others(self, driver):
+        def program():
+            yield PAUSE
+            raise SystemExit(3)
+
+        driver.submit(operation(driver, program=program()))
+        other = operation(driver, PAUSE)
+        driver.submit(other)
+        with pytest.raises(SystemExit):
+            driver.loop.turn()
+        assert not driver.busy
+        driver.loop.turn()
+        assert other.program is None
+
+    def test_after_the_end_there_are_none(self, driver):
+        driver.submit(operation(driver, PAUSE))
+        driver.stop_timer()
+        assert driver.loop.turn() == 0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from asynccoll.buffers import describe, rebuild
 from asynccoll.calls.place import Call, Place
-from asynccoll.calls.received import array_of, item_of
+from asynccoll.calls.received import Objects, array_of, item_of, room_for
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.mail import Receive, Send
 from asynccoll.engine.programs import items
 from asynccoll.objects import Codec
+from asynccoll.pickling import fresh
 
 __all__ = ["Message", "receive", "send"]
 
@@ -50,12 +52,14 @@ def _peer(place: Place, rank: Any, argument: str) -> int:
 
 
 def send(place: Place, value: Any, dst: Any, tag: Any) -> Call:
-    """One message, of which a snapshot is taken."""
+    """One message: of an array a snapshot; of an object the large buffers are lent until it is sent."""
     to = _peer(place, dst, "dst")
-    item, _ = item_of(value, describe(value), place.codec)
-    return Call(
-        Fingerprint("send", root=to), items.nothing(), mail=Send(to, _tag(tag), item.meta, item.payload)
-    )
+    array = describe(value)
+    if array is None and to == place.rank:  # sent as soon as called, and received later
+        item = Objects(place.codec).taken(value)
+    else:
+        item, _ = item_of(value, array, place.codec)
+    return Call(Fingerprint("send", root=to), items.nothing(), mail=Send(to, _tag(tag), item))
 
 
 def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
@@ -63,9 +67,9 @@ def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
     source = None if src is None else _peer(place, src, "src")
     wanted = None if tag is None else _tag(tag)
 
-    def value(meta: bytes, memory: memoryview, source: int, tag: int) -> Any:
+    def value(meta: bytes, parts: Sequence[memoryview], source: int, tag: int) -> Any:
         try:
-            found = _value(meta, memory, place.codec)
+            found = _value(meta, parts, place.codec)
         except Exception as error:
             error.add_note(f"raised by the message of rank {source} with tag {tag}")
             raise
@@ -74,15 +78,14 @@ def receive(place: Place, verb: str, src: Any, tag: Any) -> Call:
     return Call(Fingerprint(verb, root=source), items.nothing(), mail=Receive(source, wanted, _memory, value))
 
 
-def _memory(meta: bytes, nbytes: int) -> memoryview:
-    """Memory for the payload of that description."""
-    array_of(meta, nbytes)
-    return np.empty(nbytes, np.uint8).data
+def _memory(meta: bytes, nbytes: int) -> Sequence[memoryview]:
+    """Memory for the parts of that description."""
+    return room_for(meta, nbytes) if array_of(meta, nbytes) is None else (fresh(nbytes),)
 
 
-def _value(meta: bytes, memory: memoryview, codec: Codec) -> Any:
-    found = array_of(meta, len(memory))
+def _value(meta: bytes, parts: Sequence[memoryview], codec: Codec) -> Any:
+    found = array_of(meta, sum(map(len, parts)))
     if found is None:
-        return codec.loads(memory)
+        return codec.loads(parts[0], parts[1:])
     dtype, shape, container = found
-    return rebuild(container, dtype, shape, np.frombuffer(memory, dtype.storage))
+    return rebuild(container, dtype, shape, np.frombuffer(parts[0], dtype.storage))

@@ -12,13 +12,23 @@ from asynccoll import reduction
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.buffers import Array, Flat, describe, matches_out
-from asynccoll.calls.place import Call, Place, as_target, checked_root, function_of, into, wanted_algorithm
+from asynccoll.calls.place import (
+    Call,
+    Place,
+    as_target,
+    checked_root,
+    finisher,
+    function_of,
+    into,
+    wanted_algorithm,
+)
+from asynccoll.calls.received import Objects
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import folds, one_way
 from asynccoll.engine.programs.reductions import Part
 
-__all__ = ["chosen", "filled", "finisher", "reduce", "reduce_scatter"]
+__all__ = ["chosen", "filled", "reduce", "reduce_scatter"]
 
 
 def chosen(place: Place, verb: str, requested: str, array: Array) -> str:
@@ -40,15 +50,6 @@ def filled(array: Array, out: Any) -> tuple[Flat, Callable[[], Any]]:
     view = array.view()
     flat[...] = view if view is not None else array.pack()
     return flat, into(out, write_back)
-
-
-def finisher(op_name: str | None) -> Callable[[Any, int], Any]:
-    """What makes a result of a fold over so many ranks."""
-
-    def finish(total: Any, ranks: int) -> Any:
-        return total if op_name is None else reduction.finish_object(op_name, total, ranks)
-
-    return finish
 
 
 def reduce(place: Place, value: Any, op: Any, root: Any, out: Any, algorithm: str, name: str | None) -> Call:
@@ -91,15 +92,15 @@ def _reduce_objects(
         )
     compared, tree = function_of(op, op_name)
     fingerprint = Fingerprint("reduce", place.codec.path, compared, root=root, name=name, algorithm=algorithm)
+    values = Objects(place.codec)
     program = folds.reduce(
-        place.codec.dumps(value),
+        values.lent(value),
         place.rank,
         place.size,
         root,
         op if op_name is None else reduction.fold_op(op_name),
         finisher(op_name),
-        place.codec.loads,
-        place.codec.dumps,
+        values,
         tree=tree,
     )
     return Call(fingerprint, program)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from asynccoll import reduction
 from asynccoll.algorithms import registry
 from asynccoll.buffers import Array, describe
 from asynccoll.declared import Associative
@@ -14,7 +15,16 @@ from asynccoll.engine.fingerprint import Digests, Fingerprint
 from asynccoll.engine.transfers import Program, Swap
 from asynccoll.objects import PICKLES, Codec
 
-__all__ = ["Call", "Place", "as_target", "checked_root", "function_of", "into", "wanted_algorithm"]
+__all__ = [
+    "Call",
+    "Place",
+    "as_target",
+    "checked_root",
+    "finisher",
+    "function_of",
+    "into",
+    "wanted_algorithm",
+]
 
 
 class Call(NamedTuple):
@@ -95,3 +105,12 @@ def function_of(op: Any, op_name: str | None) -> tuple[str, bool]:
     if isinstance(op, Associative):
         return f"associative {op.name}", True
     return op_name or "callable", False
+
+
+def finisher(op_name: str | None) -> Callable[[Any, int], Any]:
+    """What makes a result of a fold of objects over so many ranks."""
+
+    def finish(total: Any, ranks: int) -> Any:
+        return total if op_name is None else reduction.finish_object(op_name, total, ranks)
+
+    return finish

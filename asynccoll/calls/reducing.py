@@ -10,10 +10,11 @@ import numpy as np
 from asynccoll import reduction
 from asynccoll.algorithms import registry
 from asynccoll.buffers import Array, describe, matches_out
-from asynccoll.calls.place import Call, Place, as_target, function_of, into, wanted_algorithm
+from asynccoll.calls.place import Call, Place, as_target, finisher, function_of, into, wanted_algorithm
+from asynccoll.calls.received import Objects
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import EAGER_STREAM
-from asynccoll.engine.programs import items, reductions
+from asynccoll.engine.programs import folds, reductions
 from asynccoll.trees import flatten
 
 __all__ = ["Plan", "allreduce", "allreduce_in_place", "allreduce_tree", "plan_of"]
@@ -126,17 +127,17 @@ def _reduce(place: Place, plan: Plan, flat: Any, result: Callable[[], Any]) -> C
 
 def _fold(place: Place, value: Any, op: Any, op_name: str | None, algorithm: str, name: str | None) -> Call:
     wanted_algorithm(place, "allreduce", algorithm)
-    size = place.size
-    fold = op if op_name is None else reduction.fold_op(op_name)
-
-    def finish(total: Any) -> Any:
-        return total if op_name is None else reduction.finish_object(op_name, total, size)
-
     compared, tree = function_of(op, op_name)
     fingerprint = Fingerprint("allreduce", place.codec.path, compared, name=name, algorithm=algorithm)
-    payload = place.codec.dumps(value)
-    program = items.fold_objects(
-        payload, place.rank, size, fold, finish, place.codec.loads, place.codec.dumps, tree=tree
+    values = Objects(place.codec)
+    program = folds.allreduce(
+        values.lent(value),
+        place.rank,
+        place.size,
+        op if op_name is None else reduction.fold_op(op_name),
+        finisher(op_name),
+        values,
+        tree=tree,
     )
     return Call(fingerprint, program)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from asynccoll import reduction
 from asynccoll.buffers import describe, matches_out
-from asynccoll.calls.one_way import chosen, filled, finisher
-from asynccoll.calls.place import Call, Place, as_target, wanted_algorithm
+from asynccoll.calls.one_way import chosen, filled
+from asynccoll.calls.place import Call, Place, as_target, finisher, wanted_algorithm
+from asynccoll.calls.received import Objects
 from asynccoll.engine.fingerprint import Fingerprint
 from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import folds, scans
@@ -60,15 +61,15 @@ def _fold(
     verb: str, place: Place, value: Any, op: Any, op_name: str | None, algorithm: str, name: str | None
 ) -> Call:
     wanted_algorithm(place, verb, algorithm)
+    values = Objects(place.codec)
     program = folds.scan(
-        place.codec.dumps(value),
+        values.lent(value),
         place.rank,
         place.size,
         verb == "exscan",
         op if op_name is None else reduction.fold_op(op_name),
         finisher(op_name),
-        place.codec.loads,
-        place.codec.dumps,
+        values,
     )
     fingerprint = Fingerprint(verb, place.codec.path, op_name or "callable", name=name, algorithm=algorithm)
     return Call(fingerprint, program)

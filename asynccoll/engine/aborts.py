@@ -7,6 +7,7 @@ has not answered after half a second is left out.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,6 +84,16 @@ def well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
     return False
 
 
+def _forget_locals(error: BaseException) -> None:
+    """Empty the frames behind an error that the awaiter will keep: the program's frames refer to lent memory."""
+    seen: set[int] = set()
+    found: BaseException | None = error
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
+
+
 class Aborts:
     """The endings of one engine's operations."""
 
@@ -132,6 +143,7 @@ class Aborts:
             return
         if isinstance(error, CollectiveError) and error.rank < 0:
             error.place(op.context(self._engine.now))
+        _forget_locals(error)
         self.end(op, error)
 
     # -- inquests -----------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """The engine: operations in, frames out, for one rank of a mesh. Does no I/O, reads no clock, starts no thread.
 
 The driver's duties: write what `data_to_send` gives and report it with `sent`; read into `receive_into` and report it with
-`received`; call `handle_timer` at `next_deadline`; report a broken connection with `peer_lost`; after each of these flush the peers
-in `dirty` and handle `take_events`. Every entry that may look at time takes ``now`` in seconds on a monotonic clock.
+`received`; call `handle_timer` at `next_deadline`, and `resume` in a turn of its own while something is `paused`; report a broken
+connection with `peer_lost`; after each of these flush the peers in `dirty` and handle `take_events`. Every entry that may look at
+time takes ``now`` in seconds on a monotonic clock.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -20,7 +22,7 @@ from asynccoll.engine.mail import Mail
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
 from asynccoll.engine.rounds import Rounds
-from asynccoll.engine.transfers import FoldBytes, SendBytes
+from asynccoll.engine.transfers import Drain, FoldBytes, Pause, SendBytes
 from asynccoll.errors import ProtocolError
 
 __all__ = ["Engine", "Event", "PeerBroken"]
@@ -63,6 +65,8 @@ class Engine:
         """What has ended and was not told yet: see `take_events`."""
         self.next_deadline: float | None = None
         """When to call `handle_timer`, or None. It may be earlier than anything that happens."""
+        self.paused: deque[Operation] = deque()
+        """Operations that wait for `resume`, in turn. Some may have ended meanwhile."""
         self._aborts = Aborts(self, self._outgoing)
         self.mail = Mail(self, self._outgoing)
         """Point to point."""
@@ -255,6 +259,9 @@ class Engine:
         op = box.sent(nbytes)
         if op is not None and op.finished:
             self.finish(op)
+        elif op is not None and op.draining and not op.unsent:
+            op.draining = False
+            self.paused.append(op)  # what follows may be a user's code, which does not belong into a write
         return bool(box.current or box.control or box.streams)
 
     def take_events(self) -> list[Event]:
@@ -278,6 +285,15 @@ class Engine:
                     self._aborts.time_out(op)
                 else:
                     self.expect(op.deadline)
+
+    def resume(self, now: float) -> None:
+        """Run the next slice of one paused operation."""
+        self.now = now
+        while self.paused:
+            op = self.paused.popleft()
+            if op.program is not None:
+                self.advance(op)
+                return
 
     def peer_lost(self, peer: int, reason: str, now: float) -> None:
         """The connection to ``peer`` ended. Fails what needs it; nothing more is written to it or read from it."""
@@ -303,6 +319,14 @@ class Engine:
                 if type(transfer) is SendBytes:
                     rank, data, snapshot = transfer
                     self._outgoing.send(op, members[rank], data, snapshot)
+                    continue
+                if type(transfer) is Pause:
+                    self.paused.append(op)
+                    return
+                if type(transfer) is Drain:
+                    if op.unsent:
+                        op.draining = True
+                        return
                     continue
                 into = fold = None
                 if type(transfer) is FoldBytes:

@@ -10,7 +10,7 @@ that arrived first is taken; receives are served in the order in which they were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asynccoll.engine import wire
@@ -18,6 +18,7 @@ from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.group import Group
 from asynccoll.engine.operation import InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
+from asynccoll.engine.programs.items import Item, spread
 from asynccoll.engine.transfers import RecvBytes, SendBytes, Transfer
 from asynccoll.engine.wire import MESSAGES
 from asynccoll.errors import ProtocolError
@@ -41,9 +42,8 @@ class Send(NamedTuple):
     to: int
     """Group rank."""
     tag: int
-    meta: bytes
-    payload: memoryview
-    """Belongs to the operation: nobody changes it."""
+    item: Item
+    """Nobody changes it before the operation has ended; one for this rank itself, never."""
 
 
 class Receive(NamedTuple):
@@ -52,16 +52,16 @@ class Receive(NamedTuple):
     source: int | None
     """Group rank; None is any."""
     tag: int | None
-    place: Callable[[bytes, int], memoryview]
-    """Memory for a payload of that description and so many bytes. `ProtocolError` if they do not fit each other."""
-    value: Callable[[bytes, memoryview, int, int], Any]
-    """The result of the operation, from description, payload, source and tag."""
+    place: Callable[[bytes, int], Sequence[memoryview]]
+    """Memory for the parts of that description and so many bytes. `ProtocolError` if they do not fit each other."""
+    value: Callable[[bytes, Sequence[memoryview], int, int], Any]
+    """The result of the operation, from description, parts, source and tag."""
 
 
 class Letter:
     """One message at its receiver."""
 
-    __slots__ = ("by", "memory", "meta", "nbytes", "seq", "source", "tag", "taken")
+    __slots__ = ("beside", "by", "meta", "nbytes", "parts", "seq", "source", "tag", "taken")
 
     def __init__(self, source: int, seq: int, tag: int, meta: bytes, nbytes: int) -> None:
         self.source = source
@@ -70,12 +70,19 @@ class Letter:
         self.tag = tag
         self.meta = meta
         self.nbytes = nbytes
-        self.memory: memoryview | None = None
-        """The payload, once it is here in full."""
+        self.beside: memoryview | None = None
+        """The payload, if it travelled beside the description."""
+        self.parts: Sequence[memoryview] | None = None
+        """The payload, once it is here in full, in memory of its parts."""
         self.taken: Operation | None = None
         """The transfer under way."""
         self.by: Operation | None = None
         """The receive that waits for the end of the transfer; None if that was cancelled."""
+
+    @property
+    def complete(self) -> bool:
+        """The payload is here in full."""
+        return self.parts is not None or self.beside is not None
 
     def fits(self, receive: Receive) -> bool:
         """The receive may take it."""
@@ -147,11 +154,11 @@ class Mail:
         if error is not None:
             engine.end(op, error)
             return
-        size = len(what.payload)
+        meta, size = what.item.meta, what.item.nbytes
         peer = group.members[what.to]
         if peer == engine.rank:
-            letter = Letter(group.rank, seq, what.tag, what.meta, size)
-            letter.memory = what.payload
+            letter = Letter(group.rank, seq, what.tag, meta, size)
+            letter.parts = what.item.parts
             engine.returned(op, None)
             engine.finish(op)
             self._arrived(group, box, letter)
@@ -160,7 +167,8 @@ class Mail:
         inline = size <= INLINE and size <= outbox.credit
         if inline:
             outbox.credit -= size
-        frame = wire.message_frame(op.comm, seq, what.tag, what.meta, what.payload, inline)
+        payload = b"".join(what.item.parts) if inline else b""
+        frame = wire.message_frame(op.comm, seq, what.tag, meta, size, payload)
         self._outgoing.post(peer, frame)
         if inline:
             engine.returned(op, None)
@@ -170,7 +178,8 @@ class Mail:
 
     @staticmethod
     def _payload(what: Send) -> Generator[Transfer, None, None]:
-        yield SendBytes(what.to, what.payload)
+        for part in what.item.parts:
+            yield SendBytes(what.to, part)
 
     # -- frames -------------------------------------------------------------------------------------------
 
@@ -187,7 +196,7 @@ class Mail:
             )
         letter = Letter(source, seq, tag, meta, nbytes)
         if len(rest) == nbytes:
-            letter.memory = memoryview(bytearray(rest))
+            letter.beside = memoryview(bytes(rest))
             if nbytes:
                 self._outgoing.owe(peer, nbytes)
         self._arrived(group, box, letter)
@@ -205,7 +214,7 @@ class Mail:
         """The sender takes a message back, before its payload has come in full."""
         box = self._boxes.setdefault(group.comm, _Box())
         for letter in box.letters:
-            if letter.seq == seq and letter.memory is None:
+            if letter.seq == seq and not letter.complete:
                 self._drop(group, box, letter)
                 return
 
@@ -224,7 +233,7 @@ class Mail:
                 return
 
     def _match(self, group: Group, box: _Box, op: Operation, what: Receive, letter: Letter) -> None:
-        if letter.memory is not None:
+        if letter.complete:
             box.letters.remove(letter)
             self._deliver(group, op, what, letter)
             return
@@ -233,13 +242,13 @@ class Mail:
             return  # on its way already, for a receive that was cancelled
         peer = group.members[letter.source]
         try:
-            memory = what.place(letter.meta, letter.nbytes)
+            parts = what.place(letter.meta, letter.nbytes)
         except Exception as error:  # noqa: BLE001 (raised from the work, unless the peer is to blame)
             letter.by = None
             box.letters.remove(letter)
             self._fail(group, op, letter, error)
             return
-        transfer = Operation(_FINGERPRINT, _DIGESTS, self._fetch(group, box, letter, memory))
+        transfer = Operation(_FINGERPRINT, _DIGESTS, self._fetch(group, box, letter, parts))
         transfer.comm, transfer.message = group.comm, True
         letter.taken = transfer
         self._enrol(group, transfer, letter.seq, letter.source)
@@ -249,10 +258,11 @@ class Mail:
         self._engine.advance(transfer)
 
     def _fetch(
-        self, group: Group, box: _Box, letter: Letter, memory: memoryview
+        self, group: Group, box: _Box, letter: Letter, parts: Sequence[memoryview]
     ) -> Generator[Transfer, None, None]:
-        yield RecvBytes(letter.source, memory)
-        letter.memory, letter.taken = memory, None
+        for part in parts:
+            yield RecvBytes(letter.source, part)
+        letter.parts, letter.taken = parts, None
         op, letter.by = letter.by, None
         if op is None:  # cancelled, and nobody has come in its place
             self._arrived(group, box, letter)
@@ -261,9 +271,12 @@ class Mail:
             self._deliver(group, op, op.mail, letter)
 
     def _deliver(self, group: Group, op: Operation, what: Receive, letter: Letter) -> None:
-        assert letter.memory is not None
         try:
-            result = what.value(letter.meta, letter.memory, letter.source, letter.tag)
+            if letter.parts is None:
+                assert letter.beside is not None
+                letter.parts = what.place(letter.meta, letter.nbytes)
+                spread(letter.beside, letter.parts)
+            result = what.value(letter.meta, letter.parts, letter.source, letter.tag)
         except BaseException as error:  # noqa: BLE001 (raised by unpickling: re-raised from the work)
             self._fail(group, op, letter, error)
             return
@@ -353,7 +366,7 @@ class Mail:
         if box is not None:
             source = group.index[peer]
             for letter in list(box.letters):
-                if letter.source == source and letter.memory is None and letter.taken is None:
+                if letter.source == source and not letter.complete and letter.taken is None:
                     box.letters.remove(letter)
 
     def left(self, comm: int) -> None:

@@ -134,6 +134,7 @@ class Operation:
         "comm",
         "deadline",
         "digests",
+        "draining",
         "early_records",
         "error",
         "expected",
@@ -241,6 +242,8 @@ class Operation:
         """The stream on which the program waits."""
         self.unsent = 0
         """Lent pieces that have not left in full."""
+        self.draining = False
+        """The program waits until there are none."""
         self.inquest: Inquest | None = None
         self.result: Any = None
         self.error: BaseException | None = None

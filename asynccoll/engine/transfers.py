@@ -2,24 +2,29 @@
 
 A *program* is the per-rank body of one operation: a generator that yields transfers and returns the operation's result.
 Peers are ranks of the operation's group. A `SendBytes` never waits; a `RecvBytes` or `FoldBytes` resumes the program when all
-its bytes are there. The k-th byte sent to a peer is the k-th byte received from this rank: between two ranks an operation
-is one stream of bytes in each direction.
+its bytes are there, a `Pause` when the others have had their turn, a `Drain` when what it sent has left. The k-th byte sent to
+a peer is the k-th byte received from this rank: between two ranks an operation is one stream of bytes in each direction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from asynccoll.errors import ProtocolError
 
 __all__ = [
+    "DRAIN",
+    "PAUSE",
+    "Drain",
     "FoldBytes",
+    "Pause",
     "Program",
     "RecvBytes",
     "SendBytes",
     "Swap",
     "Transfer",
+    "copied",
     "recv_message",
     "send_message",
 ]
@@ -52,8 +57,23 @@ class FoldBytes(NamedTuple):
     fold: Callable[[int, memoryview], None]
 
 
+@final
+class Pause(NamedTuple):
+    """Between two slices of work without bytes to wait for: everything else of this rank goes on first."""
+
+
+@final
+class Drain(NamedTuple):
+    """Until all that was sent has left its memory, so that it may be written to, by a user's code for one."""
+
+
+PAUSE: Final = Pause()
+DRAIN: Final = Drain()
+SLICE: Final = 1 << 20
+"""Bytes that a program copies before it pauses: a millisecond at most, even into memory that was never touched."""
+
 Transfer: TypeAlias = SendBytes | RecvBytes | FoldBytes
-Program: TypeAlias = Generator[Transfer, None, Any]
+Program: TypeAlias = Generator[Transfer | Pause | Drain, None, Any]
 Swap: TypeAlias = Generator[memoryview, Any, Any]
 """Body of a small operation that moves along the START graph: it yields the block to tell, is resumed with that of each peer heard
 (with None where it tells after the last), and returns the operation's result. Blocks are copied, and travel behind the records."""
@@ -80,3 +100,18 @@ def recv_message(peer: int, limit: int | None = None) -> Generator[Transfer, Non
     if payload:
         yield RecvBytes(peer, memoryview(payload))
     return payload
+
+
+def copied(copies: Iterable[tuple[memoryview, memoryview]]) -> Generator[Pause, None, None]:
+    """Copy from the first to the second of each pair, which are as long, in slices with pauses between them."""
+    room = SLICE
+    for source, target in copies:
+        lo, size = 0, len(source)
+        while lo < size:
+            if not room:
+                yield PAUSE
+                room = SLICE
+            hi = min(size, lo + room)
+            target[lo:hi] = source[lo:hi]
+            room -= hi - lo
+            lo = hi

@@ -197,10 +197,9 @@ def parse_u64(payload: memoryview) -> int:
     return int(_U64.unpack(payload)[0])
 
 
-def message_frame(comm: int, seq: int, tag: int, meta: bytes, payload: memoryview, inline: bool) -> bytes:
-    """MESSAGE with the description of ``payload``, and the payload itself if ``inline``."""
-    head = _MESSAGE.pack(tag, len(payload), len(meta)) + meta
-    body = head + payload if inline else head
+def message_frame(comm: int, seq: int, tag: int, meta: bytes, nbytes: int, payload: bytes) -> bytes:
+    """MESSAGE with the description of a payload of ``nbytes``, and the ``payload`` itself, or nothing of it."""
+    body = _MESSAGE.pack(tag, nbytes, len(meta)) + meta + payload
     return HEADER.pack(MESSAGE, 0, 0, comm, seq, 0, len(body)) + body
 
 

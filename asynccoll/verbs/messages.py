@@ -29,8 +29,9 @@ class MessageVerbs(Caller):
         """Send one message to rank ``dst``: an array of any shape, or any Python value that pickles.
 
         Complete when its memory is free, which may be before it is received: a value up to 32 KiB travels at once and waits
-        there; a larger one when a `recv` has matched it. Its content at the call counts. Messages of one rank with the same tag
-        are received in the order of the calls. Sending to oneself works. Independent of the order of other operations.
+        there; a larger one when a `recv` has matched it. Its content at the call counts, except that arrays of 16 KiB and more
+        within an object are lent until then. Messages of one rank with the same tag are received in the order of the calls.
+        Sending to oneself works. Independent of the order of other operations.
 
         Args:
             value: what to send.

@@ -31,6 +31,7 @@ class MovingVerbs(Caller):
 
         On the other ranks ``value`` may be None or an object (both are ignored), or an array, whose dtype and shape must then be
         those of the root's; the result is of its type. ``out`` receives the array. No rank returns before every rank has called.
+        Arrays of 16 KiB and more within an object are lent until the work is done; else the content at the call counts.
         """
         return self._call(
             "broadcast",
@@ -78,7 +79,7 @@ class MovingVerbs(Caller):
 
         Args:
             value: an array of any shape, its dtype the same on all ranks; or, on all ranks, any Python value that pickles. It is
-                not changed; its content at the call counts.
+                not changed; its content at the call counts, except that arrays of 16 KiB and more within an object are lent.
             root: the rank that gets them; the same on all ranks.
             out: at the root alone, a list of ``world_size`` arrays that receive the values; lent until the work is done.
 
@@ -114,7 +115,8 @@ class MovingVerbs(Caller):
 
         Args:
             values: at the root a list (or tuple) of ``world_size`` values in rank order: arrays of any shape and dtype, Python
-                values that pickle, or both. Their content at the call counts. On the other ranks it is ignored: leave it out.
+                values that pickle, or both. Their content at the call counts, except that arrays of 16 KiB and more within an
+                object are lent. On the other ranks it is ignored: leave it out.
             root: the rank whose values count; the same on all ranks.
             out: array that receives this rank's own; lent until the work is done. If any rank passes it, the root's values must all
                 be arrays of its dtype; the shape must be that of this rank's own.
@@ -151,7 +153,8 @@ class MovingVerbs(Caller):
 
         Args:
             values: a list (or tuple) of ``world_size`` values: arrays, of one dtype on all ranks and of any shapes; or, on all
-                ranks, Python values that pickle. They are not changed; their content at the call counts.
+                ranks, Python values that pickle. They are not changed; their content at the call counts, except that arrays of
+                16 KiB and more within an object are lent.
             out: a list of ``world_size`` arrays that receive the values; lent until the work is done.
 
         Returns:

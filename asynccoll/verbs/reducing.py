@@ -30,7 +30,9 @@ class ReducingVerbs(Caller):
 
         Args:
             value: an array (numpy, torch CPU tensor, `array.array`, typed `memoryview`, numpy scalar) of any layout, with equal
-                dtype and shape on all ranks; or any Python value that pickles. It is not changed; its content at the call counts.
+                dtype and shape on all ranks; or any Python value that pickles. It is not changed; its content at the call counts,
+                except that arrays of 16 KiB and more within an object, or with a function as ``op``, are lent until the work is
+                done.
             op: ``"sum" "avg" "prod" "min" "max" "band" "bor" "bxor"``, a `ReduceOp`, or a function of two arguments, which
                 rank 0 applies as a strict left fold in rank order.
             out: array of the same dtype and shape to put the result in; lent until the work is done.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cli, cpu_per_op, import_time, peers, ranks
+from benchmarks import cli, cpu_per_op, import_time, objects, peers, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds after which a run is given up
@@ -144,6 +144,25 @@ def test_cpu_per_op_measures_each_mode():
     rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
     assert [row[0] for row in rows] == list(cpu_per_op.MODES)
     assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_objects_tells_each_figure_and_finds_nothing_wrong():
+    short = ["--rounds", "2", "-n", "3", "--late", "0", "--broadcast", "256K", "--array", "64K"]
+    done = run("objects", "--nproc", "2", "--figures", "broadcast", "call", *short, "--timeout", "100")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [row[:2] for row in rows] == [["broadcast", "2"]] + [["call", "2"]] * 3
+    assert {row[-1] for row in rows} <= {"ok", "over"}
+    assert done.stdout.endswith("# Wrong results: 0\n")
+
+
+def test_objects_counts_what_is_wrong(monkeypatch, capsys):
+    rows = objects.Rows({"broadcast": [(2.0, 1.0), (1.0, 1.0), (1.2, 1.0)]}, [], (0.0, 0.0), 1)
+    monkeypatch.setattr(objects, "launch", lambda *args, **kwargs: [rows, rows])
+    assert objects.main(["--nproc", "2", "--figures", "broadcast"]) == 1
+    out = capsys.readouterr().out
+    assert "1.20" in out
+    assert "Wrong results: 2" in out
 
 
 def test_import_time_tells_what_asynccoll_loads():

@@ -130,6 +130,11 @@ class Wires:
             else:
                 self.ended[rank].append(event)
 
+    def resume(self, rank):
+        """One turn for what is paused on ``rank``."""
+        self.engines[rank].resume(self.now)
+        self.collect(rank)
+
     def write(self, source, destination, limit=None):
         """One write that takes at most ``limit`` bytes; how many it took."""
         engine = self.engines[source]
@@ -183,6 +188,10 @@ class Wires:
         moved = True
         while moved:
             moved = False
+            for rank, engine in self.engines.items():
+                if engine.paused:
+                    self.resume(rank)
+                    moved = True
             for source in self.engines:
                 if self.due[source]:
                     self.flush(source)
@@ -199,6 +208,10 @@ class Wires:
             moves += [
                 (self.read, *pair) for pair, data in self.flight.items() if data and pair[1] in self.engines
             ]
+            paused = [rank for rank, engine in self.engines.items() if engine.paused]
+            if paused and (not moves or rng.random() < 0.3):
+                self.resume(rng.choice(paused))
+                continue
             if not moves:
                 return
             move, source, destination = rng.choice(moves)

@@ -1,24 +1,30 @@
-"""Programs that move whole values: broadcast, gather and their kin, and the fold of Python objects. Know no frames or links.
+"""Programs that move whole values: broadcast, gather and their kin. Know no frames or links, and nothing of what values are.
 
-A value travels as an *item*: a few bytes of ``meta`` that describe it, and its payload. Sizes need not be known beforehand:
-descriptions go first, with small payloads beside them, and large payloads follow straight into their final memory.
+A value travels as an *item*: a few bytes of ``meta`` that describe it, and its payload, in one or more parts that each have
+memory of their own. Sizes need not be known beforehand: descriptions go first, with small payloads beside them, and large
+payloads follow straight into their final memory.
+
+Parts may be the caller's memory, lent until the operation ends. So what a rank keeps of its own is a copy, made in slices
+after everything has been given away to be sent. Making a value may run a user's code, which may write to the memory it gets: a
+rank that passes payloads on does so only when they have left.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Recv, Send
-from asynccoll.engine.aborts import FoldFailed
 from asynccoll.engine.transfers import (
+    DRAIN,
     Program,
     RecvBytes,
     SendBytes,
     Transfer,
+    copied,
     recv_message,
     send_message,
 )
@@ -26,17 +32,18 @@ from asynccoll.errors import ProtocolError
 
 __all__ = [
     "Codec",
+    "Copies",
     "Item",
+    "Values",
     "allgather",
     "alltoall",
     "broadcast",
-    "fold_objects",
-    "folded",
     "gather",
-    "guarded",
     "nothing",
+    "recv_item",
     "scatter",
-    "unpickled",
+    "send_item",
+    "spread",
 ]
 
 INLINE: Final = 4096
@@ -44,37 +51,81 @@ INLINE: Final = 4096
 _SEGMENT: Final = 1 << 18
 """Bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
 _HEAD: Final = struct.Struct("<IQ")
-_LONGEST: Final = _HEAD.size + 1024 + INLINE
-"""Bytes of one description and what is beside it. A ``meta`` is a few names and at most 64 lengths of 9 bytes."""
+_LONGEST: Final = _HEAD.size + (1 << 13) + 1024 + INLINE
+"""Bytes of one description and what is beside it. A ``meta`` is a few names and 64 lengths of 9 bytes, or 1,024 of 8, at most."""
+_MOST: Final = 1 << 62
+"""Bytes of one payload. No memory holds so many, so a larger number is garbled."""
 
 
 _Described: TypeAlias = tuple[bytes, int, memoryview | None]
 """meta, payload size, and the payload if it travelled beside them."""
 
 
+Copies: TypeAlias = Sequence[tuple[memoryview, memoryview]]
+"""From where to where bytes are to be copied, in slices."""
+
+
 class Item(NamedTuple):
     """One value on its way: how to rebuild it, and its bytes."""
 
     meta: bytes
-    payload: memoryview
+    parts: tuple[memoryview, ...]
+    """Flat bytes, one part after the other on the wire."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(map(len, self.parts))
 
 
 class Codec(Protocol):
     """How the caller of a program turns received items back into values."""
 
-    def keep(self, item: Item) -> None:
-        """This rank's own item is part of the result too."""
+    def keep(self, item: Item) -> Copies:
+        """This rank's own item is part of the result too. Returns what is left to copy for it before `value` is called."""
 
-    def place(self, rank: int, meta: bytes, nbytes: int) -> memoryview:
-        """Flat writable memory of ``nbytes`` for the payload from ``rank``. May raise to refuse it."""
+    def place(self, rank: int, meta: bytes, nbytes: int) -> Sequence[memoryview]:
+        """Flat writable memory, ``nbytes`` in all, for the parts from ``rank``. May raise to refuse it."""
 
     def value(self, rank: int) -> Any:
         """The value from ``rank``, once its memory is filled."""
 
 
+class Values(Protocol):
+    """How the objects of a fold become items and come back."""
+
+    def taken(self, value: Any) -> Item:
+        """``value`` as an item whose parts nobody else can write to: a snapshot, as a whole."""
+
+    def place(self, meta: bytes, nbytes: int) -> Sequence[memoryview]:
+        """Flat writable memory, ``nbytes`` in all, for the parts of an item. May raise to refuse it."""
+
+    def own(self, item: Item) -> tuple[Sequence[memoryview], Copies]:
+        """Parts for a copy of this rank's own item, and what is to be copied into them."""
+
+    def value(self, parts: Sequence[memoryview]) -> Any:
+        """The object of parts that are filled, and given away."""
+
+
 def _whole(item: Item) -> bytes:
     """The description of ``item``, with its payload beside it where that is small."""
-    return _encode(item.meta, len(item.payload), item.payload)
+    nbytes = item.nbytes
+    return _encode(item.meta, nbytes, memoryview(b"".join(item.parts)) if nbytes <= INLINE else None)
+
+
+def _pieces(parts: Sequence[memoryview], longest: int) -> Iterator[memoryview]:
+    """The parts in pieces of at most that many bytes."""
+    for part in parts:
+        for lo in range(0, len(part), longest):
+            yield part[lo : lo + longest]
+
+
+def spread(payload: memoryview, parts: Sequence[memoryview]) -> None:
+    """Fill the parts, which are as long in all, from one piece of memory."""
+    at = 0
+    for part in parts:
+        part[:] = payload[at : at + len(part)]
+        at += len(part)
 
 
 def _encode(meta: bytes, nbytes: int, payload: memoryview | None) -> bytes:
@@ -96,6 +147,8 @@ class _Reader:
         if len(view) - pos < _HEAD.size:
             raise ProtocolError("a description is cut short")
         meta_length, nbytes = _HEAD.unpack_from(view, pos)
+        if nbytes >= _MOST:
+            raise ProtocolError(f"a description announces {nbytes} bytes")
         pos += _HEAD.size
         end = pos + meta_length
         meta = bytes(view[pos:end])
@@ -133,26 +186,25 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
         head = _whole(item)
         for child in children:
             yield from send_message(child, head)
-        if len(item.payload) > INLINE:
-            for lo in range(0, len(item.payload), _SEGMENT):
+        if item.nbytes > INLINE:
+            for piece in _pieces(item.parts, _SEGMENT):
                 for child in children:
-                    yield SendBytes(child, item.payload[lo : lo + _SEGMENT])
-        codec.keep(item)
+                    yield SendBytes(child, piece)
+        yield from copied(codec.keep(item))
+        yield DRAIN
         return codec.value(root)
 
-    message = yield from recv_message(parent)
+    message = yield from recv_message(parent, _LONGEST)
     for child in children:
         yield from send_message(child, memoryview(message))
-    meta, nbytes, payload = _Reader(message).item()
-    memory = codec.place(root, meta, nbytes)
-    if payload is not None:
-        memory[:] = payload
-    else:
-        for lo in range(0, nbytes, _SEGMENT):
-            part = memory[lo : lo + _SEGMENT]
-            yield RecvBytes(parent, part)
-            for child in children:
-                yield SendBytes(child, part)
+    reader = _Reader(message)
+    parts = _settle(codec, root, reader.item())
+    reader.end()
+    for piece in _pieces(parts, _SEGMENT):
+        yield RecvBytes(parent, piece)
+        for child in children:
+            yield SendBytes(child, piece)
+    yield DRAIN
     return codec.value(root)
 
 
@@ -163,35 +215,36 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
     ``choose(bytes of the largest)`` names: a pure function, so that all ranks choose alike.
     Bytes on the wire per rank: the sum of all other ranks' payloads.
     """
-    found: dict[int, _Described] = {rank: (item.meta, len(item.payload), item.payload)}
+    found: dict[int, _Described] = {rank: (item.meta, item.nbytes, None)}
     encoded = {rank: _whole(item)}
     for step in dissemination.allgather(rank, size):
         blocks = range(step.lo, step.hi)
         if type(step) is Send:
             yield from send_message(step.peer, b"".join(encoded[block] for block in blocks))
         elif type(step) is Recv:
-            reader = _Reader((yield from recv_message(step.peer)))
+            reader = _Reader((yield from recv_message(step.peer, _LONGEST * len(blocks))))
             for block in blocks:
                 meta, nbytes, payload = found[block] = reader.item()
                 encoded[block] = _encode(meta, nbytes, payload)
+            reader.end()
 
-    codec.keep(item)
-    memories = {rank: item.payload}
-    for block, (meta, nbytes, payload) in sorted(found.items()):
+    memories: dict[int, Sequence[memoryview]] = {rank: item.parts}
+    for block, described in sorted(found.items()):
         if block != rank:
-            memory = memories[block] = codec.place(block, meta, nbytes)
-            if payload is not None:
-                memory[:] = payload
+            memories[block] = _settle(codec, block, described)
     largest = max(nbytes for _, nbytes, _ in found.values())
     if largest > INLINE:
         for step in registry.schedule("allgather", choose(largest))(rank, size):
             for block in range(step.lo, step.hi):
                 if found[block][1] <= INLINE:
                     continue
-                if type(step) is Send:
-                    yield SendBytes(step.peer, memories[block])
-                elif type(step) is Recv:
-                    yield RecvBytes(step.peer, memories[block])
+                for part in memories[block]:
+                    if type(step) is Send:
+                        yield SendBytes(step.peer, part)
+                    elif type(step) is Recv:
+                        yield RecvBytes(step.peer, part)
+    yield from copied(codec.keep(item))
+    yield DRAIN
     return [codec.value(block) for block in range(size)]
 
 
@@ -208,8 +261,9 @@ def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> 
         for child in sorted(children, key=lambda one: (one - root) % size):  # the order of `branch`
             parts.append((yield from recv_message(child, _LONGEST * len(branches[child]))))
         yield from send_message(parent, b"".join(parts))
-        if len(item.payload) > INLINE:
-            yield SendBytes(root, item.payload)
+        if item.nbytes > INLINE:
+            for part in item.parts:
+                yield SendBytes(root, part)
         return None
 
     assert codec is not None
@@ -219,11 +273,10 @@ def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> 
         for member in branches[child]:
             found[member] = reader.item()
         reader.end()
-    codec.keep(item)
     large = {member: _settle(codec, member, described) for member, described in sorted(found.items())}
-    for member, memory in large.items():
-        if memory is not None:
-            yield RecvBytes(member, memory)
+    for member, missing in large.items():
+        yield from _filled(member, missing)
+    yield from copied(codec.keep(item))
     return [codec.value(member) for member in range(size)]
 
 
@@ -240,9 +293,10 @@ def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: 
             ours = (items[member] for member in branch(child, size, root))
             yield from send_message(child, b"".join(map(_whole, ours)))
         for member in branch(root, size, root)[1:]:
-            if len(items[member].payload) > INLINE:
-                yield SendBytes(member, items[member].payload)
-        codec.keep(items[root])
+            if items[member].nbytes > INLINE:
+                for part in items[member].parts:
+                    yield SendBytes(member, part)
+        yield from copied(codec.keep(items[root]))
         return codec.value(root)
 
     reader = _Reader((yield from recv_message(parent, _LONGEST * len(branch(rank, size, root)))))
@@ -251,9 +305,7 @@ def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: 
     for child in sorted(children, key=lambda one: (one - root) % size):  # the order of `branch`
         yield from send_message(child, reader.items(len(below[child])))
     reader.end()
-    memory = _settle(codec, root, described)
-    if memory is not None:
-        yield RecvBytes(root, memory)
+    yield from _filled(root, _settle(codec, root, described))
     return codec.value(root)
 
 
@@ -267,104 +319,55 @@ def alltoall(items: list[Item], codec: Codec, rank: int, size: int) -> Program:
     for step in steps:
         if type(step) is Send:
             yield from send_message(step.peer, _whole(items[step.peer]))
-    codec.keep(items[rank])
     for step in steps:
         if type(step) is Send:
-            if len(items[step.peer].payload) > INLINE:
-                yield SendBytes(step.peer, items[step.peer].payload)
+            if items[step.peer].nbytes > INLINE:
+                for part in items[step.peer].parts:
+                    yield SendBytes(step.peer, part)
         elif type(step) is Recv:
             reader = _Reader((yield from recv_message(step.peer, _LONGEST)))
             described = reader.item()
             reader.end()
-            memory = _settle(codec, step.peer, described)
-            if memory is not None:
-                yield RecvBytes(step.peer, memory)
+            yield from _filled(step.peer, _settle(codec, step.peer, described))
+    yield from copied(codec.keep(items[rank]))
     return [codec.value(peer) for peer in range(size)]
 
 
-def _settle(codec: Codec, rank: int, described: _Described) -> memoryview | None:
-    """Give the item from ``rank`` its memory. Returns it if the payload is still to come."""
+def _settle(codec: Codec, rank: int, described: _Described) -> Sequence[memoryview]:
+    """Give the item from ``rank`` its memory. Returns the parts that are still to come."""
     meta, nbytes, payload = described
-    memory = codec.place(rank, meta, nbytes)
+    parts = codec.place(rank, meta, nbytes)
     if payload is None:
-        return memory
-    memory[:] = payload
-    return None
+        return parts
+    spread(payload, parts)
+    return ()
 
 
-def fold_objects(
-    payload: bytes,
-    rank: int,
-    size: int,
-    fold: Callable[[Any, Any], Any],
-    finish: Callable[[Any], Any],
-    loads: Callable[[bytes | bytearray | memoryview], Any],
-    dumps: Callable[[Any], bytes],
-    *,
-    tree: bool = False,
-) -> Program:
-    """The fold of all ranks' values on every rank: by rank 0's ``fold`` alone, or up a ``tree`` by every rank's own.
-
-    Values travel pickled. Each rank, rank 0 too, gets a copy of its own. With one rank ``fold`` is not called.
-    """
-    total = yield from folded(payload, rank, size, fold, loads, dumps, tree=tree)
-    if rank == 0:
-        payload = dumps(guarded(finish, total))
-    parent, children = family(rank, size, 0)
-    answer: bytes | bytearray = payload
-    if parent is not None:
-        answer = yield from recv_message(parent)
-    for child in children:
-        yield from send_message(child, memoryview(answer))
-    return loads(answer)
+def _filled(peer: int, parts: Sequence[memoryview]) -> Generator[Transfer, None, None]:
+    """Receive the parts that are still to come."""
+    for part in parts:
+        yield RecvBytes(peer, part)
 
 
-def guarded(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a user's function; what it raises becomes `RemoteError` on every rank."""
-    try:
-        return function(*args)
-    except Exception as error:
-        raise FoldFailed(error) from error
+def send_item(peer: int, item: Item) -> Generator[Transfer, None, None]:
+    """Send a value whose size the receiver does not know."""
+    yield from send_message(peer, _whole(item))
+    if item.nbytes > INLINE:
+        for part in item.parts:
+            yield SendBytes(peer, part)
 
 
-def folded(
-    payload: bytes,
-    rank: int,
-    size: int,
-    fold: Callable[[Any, Any], Any],
-    loads: Callable[[bytes | bytearray | memoryview], Any],
-    dumps: Callable[[Any], bytes],
-    *,
-    tree: bool,
-) -> Generator[Transfer, None, Any]:
-    """At rank 0 the fold of all ranks' values, in rank order; None elsewhere.
-
-    A strict left fold by rank 0's ``fold``, size - 1 messages received there; or, as a ``tree``, ceil(log2 size) messages one
-    after the other: each rank folds its children's blocks behind its own value.
-    """
-    parent, children = family(rank, size, 0)
-    if not tree:
-        parent, children = (None, list(range(1, size))) if rank == 0 else (0, [])
-    if not children and parent is not None:
-        yield from send_message(parent, payload)
-        return None
-    total = unpickled(loads, payload, rank, rank)
-    for child in sorted(children):
-        value = unpickled(loads, (yield from recv_message(child)), child, rank)
-        total = guarded(fold, total, value)
-    if parent is None:
-        return total
-    yield from send_message(parent, dumps(total))
-    return None
-
-
-def unpickled(loads: Callable[[Any], Any], payload: bytes | bytearray, source: int, rank: int = 0) -> Any:
-    """The operand of rank ``source``. What unpickling it raises becomes `RemoteError` on every rank, and names ``source``."""
-    try:
-        return loads(payload)
-    except Exception as error:
-        error.add_note(f"raised on rank {rank} by unpickling the value of rank {source}")
-        raise FoldFailed(error) from error
+def recv_item(peer: int, values: Values) -> Generator[Transfer, None, Sequence[memoryview]]:
+    """Receive what `send_item` sent: its parts, filled."""
+    reader = _Reader((yield from recv_message(peer, _LONGEST)))
+    meta, nbytes, payload = reader.item()
+    reader.end()
+    parts = values.place(meta, nbytes)
+    if payload is None:
+        yield from _filled(peer, parts)
+    else:
+        spread(payload, parts)
+    return parts
 
 
 def nothing() -> Program:
