@@ -19,6 +19,7 @@ from asynccoll.errors import (
     RendezvousError,
 )
 from asynccoll.reduction import ReduceOp
+from asynccoll.streams import Stream
 from asynccoll.work import Work
 from asynccoll.world import (
     all_gather,
@@ -28,6 +29,7 @@ from asynccoll.world import (
     allreduce,
     allreduce_,
     allreduce_async,
+    allreduce_stream,
     allreduce_tree,
     alltoall,
     barrier,
@@ -73,6 +75,7 @@ __all__ = [
     "ReduceOp",
     "RemoteError",
     "RendezvousError",
+    "Stream",
     "Work",
     "__version__",
     "all_gather",
@@ -82,6 +85,7 @@ __all__ = [
     "allreduce",
     "allreduce_",
     "allreduce_async",
+    "allreduce_stream",
     "allreduce_tree",
     "alltoall",
     "associative",

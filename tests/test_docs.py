@@ -18,6 +18,7 @@ SHORT = {
     "python -m benchmarks.allreduce": ["--sizes", "8,4K", "--rounds", "1"],
     "python -m benchmarks.cpu_per_op": ["--iters", "200", "--rounds", "1"],
     "python -m benchmarks.import_time": ["--runs", "1"],
+    "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m tests.sim.schedules": ["--seeds", "5"],
 }
 

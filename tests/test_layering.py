@@ -24,6 +24,7 @@ LAYERS = (
     ("pump",),
     ("sim", "net"),
     ("calls", "work"),
+    ("streams",),
     ("verbs",),
     ("communicator",),
     ("world",),
