@@ -21,6 +21,7 @@ from asynccoll.errors import (
 from asynccoll.reduction import ReduceOp
 from asynccoll.streams import Stream
 from asynccoll.work import Work
+from asynccoll.workers import LocalWorkers, local
 from asynccoll.world import (
     all_gather,
     all_reduce,
@@ -68,6 +69,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorClosed",
+    "LocalWorkers",
     "Message",
     "NotInitialized",
     "PeerLost",
@@ -96,6 +98,7 @@ __all__ = [
     "gather",
     "get_communicator",
     "init",
+    "local",
     "new_group",
     "rank",
     "recv",

@@ -25,10 +25,13 @@ from asynccoll.objects import describe_error
 from asynccoll.pending import Pending, SyncStream
 from asynccoll.streams import Stream
 from asynccoll.work import Work
+from asynccoll.workers import SyncLocalWorkers
+from asynccoll.workers import sync_local as local
 
 __all__ = [
     "Pending",
     "SyncCommunicator",
+    "SyncLocalWorkers",
     "SyncStream",
     "all_gather",
     "all_gather_async",
@@ -59,6 +62,7 @@ __all__ = [
     "get_communicator",
     "init",
     "launch",
+    "local",
     "new_group",
     "rank",
     "recv",

@@ -34,7 +34,7 @@ def blocks(page, language):
 
 def commands(text):
     """Commands of this project in a text: whole lines of blocks, and inline code."""
-    ours = r"(?:asynccoll run -|python3? -m (?:benchmarks|tests|asynccoll))[^`\n]*"
+    ours = r"(?:asynccoll run -|python3? (?:-m (?:benchmarks|tests|asynccoll)|examples/))[^`\n]*"
     found = re.findall(rf"^(?:    |\$ )?({ours})$", text, re.MULTILINE) + re.findall(rf"`({ours})`", text)
     return [command.split("  #")[0].strip() for command in found]
 

@@ -29,10 +29,10 @@ LAYERS = (
     ("communicator",),
     ("world",),
     ("background", "launch"),
-    ("pending",),
+    ("pending", "workers"),
     ("sync",),
     ("asynccoll",),
-    ("collective", "torch", "testing", "local"),
+    ("collective", "torch", "testing", "worker"),
     ("cli",),
     ("__main__",),
 )
