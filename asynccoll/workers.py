@@ -35,6 +35,9 @@ _PATIENCE: Final = 1.0
 """Seconds that workers get to end by themselves, or to come back from a function that was interrupted."""
 _GRACE: Final = 0.5
 """Seconds from asking what is left to end (SIGTERM) to killing it. Both together are the longest end of a world."""
+_WAKE: Final = 0.25
+"""Seconds after which a loop that waits for workers looks up: a notebook kernel cancels a cell that awaits from its signal handler,
+which a sleeping loop does not notice."""
 _OUTPUT_SECONDS: Final = 1.0
 """How long the end waits for a reader of this process's output that stands still."""
 
@@ -294,7 +297,9 @@ class LocalWorkers:
         pending = set(replies)
         try:
             while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                done, pending = await asyncio.wait(
+                    pending, timeout=_WAKE, return_when=asyncio.FIRST_COMPLETED
+                )
                 if pending and any(reply.result().kind != VALUE for reply in done):
                     self._interrupt()
                     await asyncio.wait(pending)
