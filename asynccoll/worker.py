@@ -30,6 +30,9 @@ __all__ = ["serve"]
 _LAST_SECONDS: Final = 1.5
 """Seconds that a function may still run once the socket has ended: then the process ends, whatever it is doing."""
 
+_AGAIN: Final = 0.02
+"""Seconds between two signals of one interrupt."""
+
 
 def serve(channel: socket.socket, source: BinaryIO, facade: bool) -> None:
     """Run what comes until the socket ends. ``facade``: open the mesh of `asynccoll.sync` too."""
@@ -66,6 +69,8 @@ class _Worker:
         """Number of the run whose function is being executed, or -1."""
         self._stopped = -1
         """Number of the latest run that was interrupted: maybe before it began."""
+        self._heard = -1
+        """Number of the latest run whose function has been told of it."""
 
     async def live(self) -> None:
         """Open the meshes and run what comes."""
@@ -102,13 +107,15 @@ class _Worker:
                 await self._close()
                 await self._open()
             function, args = _Unpickler(io.BytesIO(call)).load()
-            self._running = number
-            if self._stopped == number:
-                raise KeyboardInterrupt
-            value = function(*args)
-            if inspect.isawaitable(value):
-                value = await value
-            self._running = -1
+            try:
+                self._running = number
+                if self._stopped == number:
+                    raise KeyboardInterrupt
+                value = function(*args)
+                if inspect.isawaitable(value):
+                    value = await value
+            finally:  # an interrupt that comes just here is caught below
+                self._running = -1
             kind, payload = VALUE, cloudpickle.dumps(value)
         except SystemExit:
             raise
@@ -125,12 +132,17 @@ class _Worker:
 
     def _interrupted(self, number: int, where: FrameType | None) -> None:
         """SIGINT: raise in code that runs, cancel a coroutine that waits, and else do nothing."""
-        if self._running < 0:
+        if self._running < 0 or self._heard == self._running:
             return
+        self._heard = self._running
         if asyncio.current_task(self._loop) is self._task:
             raise KeyboardInterrupt
-        if self._task is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._loop.call_soon_threadsafe(self._cancel, self._running)
+
+    def _cancel(self, number: int) -> None:
+        """Cancel the coroutine of a run, unless it has ended meanwhile."""
+        if self._task is not None and self._running == number:
+            self._task.cancel()
 
     # -- in the reading thread ----------------------------------------------------------------------------
 
@@ -144,9 +156,16 @@ class _Worker:
                     self._loop.call_soon_threadsafe(self._runs.put_nowait, (number, anew, call))
                 else:
                     self._stopped = pickle.loads(payload)
-                    if self._stopped == self._running:
-                        # To the main thread, so that a system call there ends; the handler runs there, too.
-                        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    self._interrupt()
         self._loop.call_soon_threadsafe(self._runs.put_nowait, None)
         time.sleep(_LAST_SECONDS)
         os._exit(1)
+
+    def _interrupt(self) -> None:
+        """Interrupt the main thread, if it is still at the run that is to end."""
+        end = time.monotonic() + _LAST_SECONDS
+        while self._heard != self._stopped == self._running and time.monotonic() < end:
+            # To the main thread, so that a system call there ends; the handler runs there, too. And again, because a signal that
+            # comes right before a system call does not end it: the interpreter looks for signals before and after, not within.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(_AGAIN)

@@ -64,6 +64,8 @@ class LocalWorkers:
         self._job: Job | None = None
         self._signals: SignalPipe | None = None
         """How the watching thread is told to stop the job; open as long as it runs."""
+        self._telling = threading.Lock()
+        """Held while `_signals` is used or taken away."""
         self._ended: asyncio.Future[None] | None = None
         """Done when every worker's process has ended and its output is written."""
         self._writers: list[asyncio.StreamWriter] = []
@@ -135,7 +137,8 @@ class LocalWorkers:
         from asynccoll.launch.reports import pickler
 
         async with self._turn:
-            await asyncio.wait(self._replies) if self._replies else None  # those of an interrupted run
+            if self._replies:
+                await asyncio.wait(self._replies)  # those of an interrupted run
             self._check()
             call = io.BytesIO()
             pickler(call).dump((fn, args))
@@ -226,7 +229,7 @@ class LocalWorkers:
 
         with contextlib.ExitStack() as stack:
             self._signals = signals = stack.enter_context(SignalPipe([]))
-            stack.callback(setattr, self, "_signals", None)
+            stack.callback(self._supervised)
             self._job = job = Job(
                 self._nproc,
                 lambda rank: [sys.executable, "-P", "-c", CHILD, str(theirs[rank].fileno())],
@@ -261,8 +264,14 @@ class LocalWorkers:
         """Ask the watching thread to end what is left."""
         import signal
 
-        if self._signals is not None:
-            self._signals.inject(signal.SIGPIPE)
+        with self._telling:
+            if self._signals is not None:
+                self._signals.inject(signal.SIGPIPE)
+
+    def _supervised(self) -> None:
+        """In the watching thread: there is nothing to stop any more."""
+        with self._telling:
+            self._signals = None
 
     # -- what they answer ---------------------------------------------------------------------------------
 

@@ -55,9 +55,11 @@ async def hang():
     await asyncio.Event().wait()
 
 
-def sleep_through_interrupts():
+def sleep_through_interrupts(path):
+    """Makes the file ``path`` when it is past interrupting."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):
+            path.touch()
             time.sleep(DEADLINE)
 
 
@@ -242,16 +244,17 @@ class TestFailure:
                 await workers.run(print, __import__("threading").Lock())
             assert await workers.run(my_rank) == [0, 1]
 
-    async def test_a_function_that_does_not_come_back_costs_the_workers(self):
-        async def stubborn():
-            await asynccoll.barrier()
-            if asynccoll.rank() == 0:
-                raise ValueError("first")
-            sleep_through_interrupts()
+    async def test_a_function_that_does_not_come_back_costs_the_workers(self, tmp_path):
+        def stubborn(path):
+            if asynccoll.rank() == 1:
+                sleep_through_interrupts(path)
+            while not path.exists():
+                time.sleep(0.001)
+            raise ValueError("first")
 
         async with asynccoll.local(2) as workers:
             with pytest.raises(ValueError, match="first"):
-                await workers.run(stubborn)
+                await workers.run(stubborn, tmp_path / "there")
             with pytest.raises(NotInitialized, match="did not end when it was interrupted"):
                 await workers.run(my_rank)
 
@@ -348,8 +351,7 @@ class TestEnd:
     async def test_closing_ends_functions_that_run_whatever_they_do(self, tmp_path):
         def stubborn(path):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            path.with_name(f"{asynccoll.rank()}").touch()
-            sleep_through_interrupts()
+            sleep_through_interrupts(path.with_name(f"{asynccoll.rank()}"))
 
         async with asynccoll.local(2) as workers:
             pids = await workers.run(pid_of_worker)
