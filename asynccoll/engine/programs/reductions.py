@@ -49,7 +49,7 @@ Tell: TypeAlias = Callable[[int, int], None]
 SLAB_BYTES: Final = 1 << 22
 """Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
 SEGMENT_BYTES: Final = 1 << 18
-"""Least bytes that go up or down a tree, or along a chain, at a time."""
+"""Least bytes that go up or down a tree, along a chain, or round a ring in waves, at a time."""
 _PIECES: Final = 8
 """Segments in which an array goes through a tree or a chain, as long as they are of `SEGMENT_BYTES` to `SEGMENT`."""
 _MAX_SEGMENTS: Final = 64
@@ -82,16 +82,19 @@ def steps_of(
 ) -> tuple[Step, ...]:
     """The steps of ``verb`` over ``count`` elements of ``itemsize`` bytes, as a tuple (cached: a trainer repeats itself)."""
     schedule = registry.schedule(verb, algorithm)
-    return tuple(schedule(rank, size, count, segment_length(algorithm, size, count, itemsize)))
+    early = verb == "allreduce_stream"
+    return tuple(schedule(rank, size, count, segment_length(algorithm, size, count, itemsize, early=early)))
 
 
-def segment_length(algorithm: str, size: int, count: int, itemsize: int) -> int:
-    """Elements that a schedule moves at a time."""
+def segment_length(algorithm: str, size: int, count: int, itemsize: int, *, early: bool = False) -> int:
+    """Elements that a schedule moves at a time. ``early``: its first results are to come soon."""
     if algorithm == "doubling":
         return max(1, _SNAPSHOT_BYTES // itemsize)
     frame = max(1, SEGMENT // itemsize)
     if algorithm == "ring":
-        return max(frame, count // (size * _MAX_SEGMENTS))
+        # Of waves the first results are there after `size` segments.
+        least = max(1, SEGMENT_BYTES // itemsize) if early else frame
+        return max(least, count // (size * _MAX_SEGMENTS))
     return min(frame, max(1, SEGMENT_BYTES // itemsize, count // _PIECES))
 
 
