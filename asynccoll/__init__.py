@@ -19,7 +19,9 @@ from asynccoll.errors import (
     RendezvousError,
 )
 from asynccoll.reduction import ReduceOp
+from asynccoll.streams import Stream
 from asynccoll.work import Work
+from asynccoll.workers import LocalWorkers, local
 from asynccoll.world import (
     all_gather,
     all_reduce,
@@ -28,6 +30,7 @@ from asynccoll.world import (
     allreduce,
     allreduce_,
     allreduce_async,
+    allreduce_stream,
     allreduce_tree,
     alltoall,
     barrier,
@@ -66,6 +69,7 @@ __all__ = [
     "CollectiveTimeout",
     "Communicator",
     "CommunicatorClosed",
+    "LocalWorkers",
     "Message",
     "NotInitialized",
     "PeerLost",
@@ -73,6 +77,7 @@ __all__ = [
     "ReduceOp",
     "RemoteError",
     "RendezvousError",
+    "Stream",
     "Work",
     "__version__",
     "all_gather",
@@ -82,6 +87,7 @@ __all__ = [
     "allreduce",
     "allreduce_",
     "allreduce_async",
+    "allreduce_stream",
     "allreduce_tree",
     "alltoall",
     "associative",
@@ -92,6 +98,7 @@ __all__ = [
     "gather",
     "get_communicator",
     "init",
+    "local",
     "new_group",
     "rank",
     "recv",

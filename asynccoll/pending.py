@@ -1,4 +1,4 @@
-"""`Pending`: what a verb of `asynccoll.sync` returns. Knows the work behind it and the thread in which that runs."""
+"""`Pending` and `SyncStream`: what verbs of `asynccoll.sync` return. Know the work behind them and the thread in which it runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from asynccoll.background import LoopThread, result_of
+from asynccoll.calls import Parts
 from asynccoll.errors import RemoteError
 from asynccoll.work import Work
 
-__all__ = ["Pending"]
+__all__ = ["Pending", "SyncStream"]
 
 T = TypeVar("T")
 
@@ -88,6 +89,65 @@ class Pending(concurrent.futures.Future[T]):
     def _abort(self) -> None:
         if self._work is not None:
             self._work.cancel()
+
+
+class SyncStream(Iterator[tuple[int, Any]]):
+    """What `asynccoll.sync.allreduce_stream` returns: ``for offset, view in stream``, each element of the result exactly once.
+
+    As `asynccoll.Stream`, but `next` blocks. Ctrl-C while it does cancels the operation on every rank, and so does `close`; leaving
+    the loop early lets the operation run to its end. `result` waits for the whole.
+    """
+
+    def __init__(self, start: Callable[[Parts], Pending[Any]], thread: LoopThread) -> None:
+        self._thread = thread
+        self._changed = changed = threading.Condition()
+
+        def wake(_: object = None) -> None:
+            with changed:
+                changed.notify_all()
+
+        self._parts = Parts(wake)
+        self.pending = start(self._parts)
+        """The operation, as a future; its result is the whole array (or ``out``)."""
+        self.pending.add_done_callback(wake)
+
+    def result(self) -> Any:
+        """Wait for the operation and return the whole result. Ctrl-C cancels it on every rank."""
+        self._outside()
+        try:
+            return self.pending.result()
+        except BaseException:  # re-raised
+            self.pending.cancel()  # after Ctrl-C it is still under way; after any other exception this does nothing
+            raise
+
+    def __next__(self) -> tuple[int, Any]:
+        pending = self.pending
+        try:
+            with self._changed:
+                while True:
+                    done = pending.done()
+                    if done and (pending.cancelled() or pending.exception() is not None):
+                        pending.result()  # raises
+                    part = self._parts.take()
+                    if part is not None:
+                        return part
+                    if done:
+                        raise StopIteration
+                    self._outside()
+                    self._changed.wait()
+        except KeyboardInterrupt:
+            pending.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel the operation on every rank, unless it is complete. Twice is silent."""
+        self.pending.cancel()
+
+    def _outside(self) -> None:
+        if self._thread.inside():
+            raise RuntimeError(
+                "allreduce_stream() blocks here, and would wait for itself: inside a reduce function, or in a callback of a future"
+            )
 
 
 def _for_the_caller(error: BaseException) -> BaseException:

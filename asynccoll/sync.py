@@ -16,17 +16,23 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from asynccoll import world
 from asynccoll.background import LoopThread, result_of
+from asynccoll.calls import Parts
 from asynccoll.communicator import Communicator, ranks_of
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.errors import AlreadyInitialized, NotInitialized
 from asynccoll.launch import launch
 from asynccoll.objects import describe_error
-from asynccoll.pending import Pending
+from asynccoll.pending import Pending, SyncStream
+from asynccoll.streams import Stream
 from asynccoll.work import Work
+from asynccoll.workers import SyncLocalWorkers
+from asynccoll.workers import sync_local as local
 
 __all__ = [
     "Pending",
     "SyncCommunicator",
+    "SyncLocalWorkers",
+    "SyncStream",
     "all_gather",
     "all_gather_async",
     "all_reduce",
@@ -39,6 +45,7 @@ __all__ = [
     "allreduce_",
     "allreduce__async",
     "allreduce_async",
+    "allreduce_stream",
     "allreduce_tree",
     "allreduce_tree_async",
     "alltoall",
@@ -55,6 +62,7 @@ __all__ = [
     "get_communicator",
     "init",
     "launch",
+    "local",
     "new_group",
     "rank",
     "recv",
@@ -99,6 +107,9 @@ class _Threaded(Communicator):
         pending.add_done_callback(self._one_less)
         self._thread.soon(lambda: pending.begin(lambda: self._start(prepared)))
         return pending
+
+    def _stream(self, start: Callable[[Parts], Any]) -> Any:
+        return SyncStream(start, self._thread)
 
     def _one_less(self, _: object) -> None:
         with self._counting:
@@ -161,6 +172,18 @@ def _blocking(
     return call
 
 
+def _iterating(
+    verb: Callable[Concatenate[Communicator, P], Stream],
+) -> Callable[Concatenate[SyncCommunicator, P], SyncStream]:
+    """The form of a verb whose result comes in parts: starts at the call, returns a blocking iterator."""
+
+    @functools.wraps(verb)
+    def start(self: SyncCommunicator, /, *args: P.args, **kwargs: P.kwargs) -> SyncStream:
+        return cast("SyncStream", verb(self._threaded, *args, **kwargs))
+
+    return start
+
+
 class SyncCommunicator:
     """All ranks of a mesh, for code without an event loop. Every verb blocks; ``<verb>_async`` returns a future.
 
@@ -208,6 +231,7 @@ class SyncCommunicator:
     all_reduce_async = allreduce_async
     allreduce_ = _blocking(Communicator.allreduce_)
     allreduce__async = _future(Communicator.allreduce_)
+    allreduce_stream = _iterating(Communicator.allreduce_stream)
     allreduce_tree = _blocking(Communicator.allreduce_tree)
     allreduce_tree_async = _future(Communicator.allreduce_tree)
     reduce = _blocking(Communicator.reduce)
@@ -379,6 +403,7 @@ all_reduce = allreduce
 all_reduce_async = allreduce_async
 allreduce_ = _on_default(SyncCommunicator.allreduce_)
 allreduce__async = _on_default(SyncCommunicator.allreduce__async)
+allreduce_stream = _on_default(SyncCommunicator.allreduce_stream)
 allreduce_tree = _on_default(SyncCommunicator.allreduce_tree)
 allreduce_tree_async = _on_default(SyncCommunicator.allreduce_tree_async)
 reduce = _on_default(SyncCommunicator.reduce)

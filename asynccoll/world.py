@@ -31,6 +31,7 @@ __all__ = [
     "allreduce",
     "allreduce_",
     "allreduce_async",
+    "allreduce_stream",
     "allreduce_tree",
     "alltoall",
     "barrier",
@@ -376,6 +377,7 @@ allreduce = on_default(Communicator.allreduce, get_communicator)
 allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
 all_reduce = allreduce
 allreduce_ = on_default(Communicator.allreduce_, get_communicator)
+allreduce_stream = on_default(Communicator.allreduce_stream, get_communicator)
 allreduce_tree = on_default(Communicator.allreduce_tree, get_communicator)
 reduce = on_default(Communicator.reduce, get_communicator)
 reduce_scatter = on_default(Communicator.reduce_scatter, get_communicator)

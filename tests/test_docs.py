@@ -23,6 +23,7 @@ SHORT = {
         *("--nproc", "2", "--rounds", "1", "--iters", "5", "--late", "0.1"),
         *("--broadcast", "1M", "--array", "1M"),
     ],
+    "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m tests.sim.schedules": ["--seeds", "5"],
 }
 
@@ -38,7 +39,7 @@ def blocks(page, language):
 
 def commands(text):
     """Commands of this project in a text: whole lines of blocks, and inline code."""
-    ours = r"(?:asynccoll run -|python3? -m (?:benchmarks|tests|asynccoll))[^`\n]*"
+    ours = r"(?:asynccoll run -|python3? (?:-m (?:benchmarks|tests|asynccoll)|examples/))[^`\n]*"
     found = re.findall(rf"^(?:    |\$ )?({ours})$", text, re.MULTILINE) + re.findall(rf"`({ours})`", text)
     return [command.split("  #")[0].strip() for command in found]
 

@@ -12,7 +12,7 @@ import asynccoll
 import asynccoll.sync
 from asynccoll import errors
 from asynccoll.communicator import Communicator
-from asynccoll.sync import SyncCommunicator
+from asynccoll.sync import SyncCommunicator, SyncStream
 
 ROOT = Path(asynccoll.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -59,7 +59,7 @@ class TestPackage:
                 assert value.__dict__.get("__doc__"), f"{name} shows its parent's docstring"
 
     def test_every_public_member_of_its_classes_has_a_docstring(self):
-        for owner in (asynccoll.Communicator, asynccoll.Work, SyncCommunicator):
+        for owner in (asynccoll.Communicator, asynccoll.Work, asynccoll.Stream, SyncCommunicator, SyncStream):
             for name, member in inspect.getmembers(owner):
                 if not name.startswith("_"):
                     assert inspect.getdoc(member), f"{owner.__name__}.{name}"
@@ -113,6 +113,12 @@ class TestVerbs:
             if name in ("timeout", "key", "name", "algorithm", "out"):
                 assert kind is inspect.Parameter.KEYWORD_ONLY
                 assert default == ("auto" if name == "algorithm" else None)
+
+    def test_the_verb_whose_result_comes_in_parts_too(self):
+        expected = parameters(Communicator.allreduce_stream)
+        assert {"out", "timeout", "name", "algorithm"} <= {name for name, *_ in expected}
+        for owner in (asynccoll, SyncCommunicator, asynccoll.sync):
+            assert parameters(owner.allreduce_stream) == expected
 
     def test_opening_takes_the_same_parameters_everywhere(self):
         expected = parameters(asynccoll.init)

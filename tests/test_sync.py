@@ -6,6 +6,7 @@ Values are the business of the conformance suite.
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -486,6 +488,101 @@ class TestCancel:
         assert isinstance(pair[1].barrier_async().exception(TIMEOUT), CollectiveCancelled)
         for future in [comm.barrier_async() for comm in pair]:
             future.result(TIMEOUT)
+
+
+class TestStream:
+    def test_each_rank_gets_the_whole_in_parts(self, pair):
+        values = [np.arange(300_001.0) + comm.rank for comm in pair]
+        streams = [comm.allreduce_stream(value) for comm, value in zip(pair, values, strict=True)]
+        for stream in streams:
+            whole, elements = np.zeros(300_001), 0
+            for offset, view in stream:
+                whole[offset : offset + len(view)] = view
+                elements += len(view)
+            assert elements == len(whole)
+            np.testing.assert_array_equal(whole, values[0] + values[1])
+            np.testing.assert_array_equal(stream.result(), whole)
+
+    def test_the_module_has_it_too(self, default):
+        ((offset, view),) = ac.allreduce_stream(np.ones(3))
+        assert (offset, view.tolist()) == (0, [1.0, 1.0, 1.0])
+
+    def test_leaving_it_early_lets_it_end(self, pair):
+        streams = [comm.allreduce_stream(np.ones(300_000)) for comm in pair]
+        for _ in streams[0]:
+            break
+        assert (streams[1].result() == 2).all()
+        assert (streams[0].result() == 2).all()
+
+    def test_closing_it_cancels_it_on_every_rank(self, pair):
+        streams = [comm.allreduce_stream(np.ones(300_000)) for comm in pair[:1]]
+        streams[0].close()
+        streams[0].close()
+        with pytest.raises(concurrent.futures.CancelledError):
+            next(streams[0])
+        with pytest.raises(CollectiveCancelled):
+            list(pair[1].allreduce_stream(np.ones(300_000)))
+        for future in [comm.barrier_async() for comm in pair]:
+            future.result(TIMEOUT)
+
+    def test_a_wrong_argument_is_raised_from_the_iteration(self, pair):
+        wrong, other = pair[0].allreduce_stream({}), pair[1].allreduce_stream(np.ones(2))
+        with pytest.raises(TypeError, match="use allreduce"):
+            next(wrong)
+        with pytest.raises(RemoteError):
+            next(other)
+
+    def test_a_callback_cannot_wait_for_a_part(self, pair):
+        refused = concurrent.futures.Future()
+        stream = pair[0].allreduce_stream(np.ones(3))
+
+        def callback(_):  # in the loop's thread, before the other rank has called
+            for wait in (lambda: next(stream), stream.result):
+                with pytest.raises(RuntimeError, match="wait for itself"):
+                    wait()
+            refused.set_result(True)
+
+        pair[0]._thread.soon(lambda: callback(None))
+        assert refused.result(TIMEOUT)
+        assert (pair[1].allreduce_stream(np.ones(3)).result() == 2).all()
+
+    def test_its_memory_does_not_wait_for_the_cycle_collector(self, alone):
+        gc.collect()
+        gc.disable()
+        try:
+            stream = alone.allreduce_stream(np.ones(9))
+            ((_, view),) = stream
+            memory = weakref.ref(stream.result())
+            alone.barrier()
+            del stream, view
+            assert memory() is None
+        finally:
+            gc.enable()
+
+    def test_ctrl_c_interrupts_the_wait_for_a_part(self):
+        code = PAIR + (
+            "import numpy, os, signal, sys, time, traceback\n"
+            "stream = zero.allreduce_stream(numpy.ones(9))\n"
+            "main = threading.get_ident()\n"
+            "def waits():\n"
+            "    found = [frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])]\n"
+            "    return found[0] == 'wait' and '__next__' in found\n"
+            "def interrupt():\n"
+            "    while not waits():\n"
+            "        time.sleep(0.001)\n"
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "threading.Thread(target=interrupt).start()\n"
+            "try:\n"
+            "    next(stream)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted')\n"
+            "error = one.allreduce_async(1).exception(60)\n"
+            "print(type(error).__name__)\n"
+            "zero.close()\n"
+            "one.close()\n"
+        )
+        done = subprocess.run(command(code), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        assert (done.stdout, done.stderr) == ("interrupted\nCollectiveCancelled\n", "")
 
 
 class TestOpening:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from asynccoll.algorithms import dissemination, doubling, linear, ring, tree
+from asynccoll.algorithms import dissemination, doubling, linear, ring, tree, waves
 from asynccoll.algorithms.steps import Schedule
 
 __all__ = ["DEFAULT", "Table", "choose", "default_table", "names", "schedule"]
@@ -50,6 +50,11 @@ _SCHEDULES: Final[Mapping[tuple[str, str], Callable[..., Schedule]]] = {
     ("allreduce", "tree"): tree.allreduce,
     ("allreduce", "doubling"): doubling.allreduce,
     ("allreduce", "linear"): linear.allreduce,
+    # Parts of the result are used before the rest is there: of a ring the same results, but in waves.
+    ("allreduce_stream", "ring"): waves.allreduce,
+    ("allreduce_stream", "tree"): tree.allreduce,
+    ("allreduce_stream", "doubling"): doubling.allreduce,
+    ("allreduce_stream", "linear"): linear.allreduce,
     ("allgather", "ring"): ring.allgather,
     ("allgather", "doubling"): dissemination.allgather,
     ("broadcast", "tree"): tree.broadcast,

@@ -10,14 +10,17 @@ from asynccoll.calls.one_way import reduce, reduce_scatter
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
 from asynccoll.calls.scanning import exscan, scan
+from asynccoll.calls.streaming import Parts, allreduce_stream
 
 __all__ = [
     "Call",
     "Message",
+    "Parts",
     "Place",
     "allgather",
     "allreduce",
     "allreduce_in_place",
+    "allreduce_stream",
     "allreduce_tree",
     "alltoall",
     "barrier",

@@ -17,16 +17,22 @@ from asynccoll.engine.operation import EAGER_STREAM
 from asynccoll.engine.programs import folds, reductions
 from asynccoll.trees import flatten
 
-__all__ = ["Plan", "allreduce", "allreduce_in_place", "allreduce_tree", "plan_of"]
+__all__ = ["Plan", "allreduce", "allreduce_in_place", "allreduce_tree", "chosen", "plan_of"]
 
 MAX_PLANS: Final = 1024
 """Calls of one communicator that are remembered: a program that never repeats a shape must not fill memory."""
 
 
-def _chosen(
-    place: Place, requested: str, arithmetic: reduction.Arithmetic, itemsize: int, nbytes: int
+def chosen(
+    place: Place,
+    requested: str,
+    arithmetic: reduction.Arithmetic,
+    itemsize: int,
+    nbytes: int,
+    verb: str = "allreduce",
 ) -> str:
-    name = wanted_algorithm(place, "allreduce", requested)
+    """The algorithm of an allreduce of ``nbytes`` bytes. Raises ValueError for a name that does not exist."""
+    name = wanted_algorithm(place, verb, requested)
     if name == "doubling" and arithmetic.order_sensitive:
         name = "auto"  # several ranks must not compute the same element: see docs/numerics.md
     if name == "auto":
@@ -87,7 +93,7 @@ class Plan:
         dtype = array.dtype
         arithmetic = reduction.arithmetic(op, dtype)
         self.arithmetic = arithmetic
-        self.algorithm = _chosen(place, algorithm, arithmetic, dtype.itemsize, array.nbytes)
+        self.algorithm = chosen(place, algorithm, arithmetic, dtype.itemsize, array.nbytes)
         self.fingerprint = Fingerprint(
             "allreduce", "array", op, dtype.name, array.shape, None, name, algorithm
         )
@@ -169,7 +175,7 @@ def allreduce_tree(place: Place, tree: Any, op: Any, algorithm: str, name: str |
             at += array.count
         parts.append(
             reductions.Part(
-                fused, arithmetic, _chosen(place, algorithm, arithmetic, dtype.itemsize, fused.nbytes)
+                fused, arithmetic, chosen(place, algorithm, arithmetic, dtype.itemsize, fused.nbytes)
             )
         )
 

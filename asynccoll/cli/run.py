@@ -13,9 +13,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from asynccoll.cli.output import Output, prefix_of
 from asynccoll.launch.ends import exit_code
 from asynccoll.launch.job import GRACE, Job
+from asynccoll.launch.output import Output, prefix_of
 from asynccoll.launch.signals import SignalPipe
 
 __all__ = ["main"]
@@ -149,7 +149,12 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe(_SIGNALS))
         job = Job(
-            options.nproc, lambda rank: command, capture=True, grace=options.grace, environ=_environ(options)
+            options.nproc,
+            lambda rank: command,
+            capture=True,
+            reads=True,
+            grace=options.grace,
+            environ=_environ(options),
         )
         try:
             stack.enter_context(job)

@@ -1,7 +1,7 @@
 """Ranks as local processes that live and die together. Knows processes and their environment; not meshes.
 
 `Job` starts ranks, watches them and stops them; `launch` runs a function on them; ``asynccoll run`` runs a
-script.
+script; `asynccoll.workers` keeps them for many functions (`asynccoll.worker` is what these run).
 
 The laws of a job:
 

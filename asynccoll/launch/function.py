@@ -17,17 +17,14 @@ import pickle
 import signal
 import sys
 import tempfile
-import time
-import traceback
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import CodeType
-from typing import Any, BinaryIO, NamedTuple, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from asynccoll.errors import CollectiveTimeout, OpContext, PeerLost, RemoteError
+from asynccoll.errors import CollectiveTimeout, OpContext
 from asynccoll.launch.ends import Exit, Overdue
 from asynccoll.launch.job import Job
+from asynccoll.launch.reports import Failure, describe, lost, pickler, raise_first
 from asynccoll.launch.signals import SignalPipe
 
 __all__ = ["launch", "run_child"]
@@ -48,16 +45,6 @@ from asynccoll.launch.function import run_child
 run_child(source, report)
 """
 """What a rank runs. The search path comes first, because whatever follows may be found through it alone."""
-
-
-class _Failure(NamedTuple):
-    """What a rank tells about the exception that ended ``fn``."""
-
-    when: float  # monotonic time, which is one clock for all processes of a host
-    type_name: str
-    message: str
-    traceback: str
-    error: bytes  # the pickled exception; empty where it has no pickle
 
 
 def launch(
@@ -100,7 +87,7 @@ def launch(
         source = _memory_file(stack)
         with open(source, "wb", closefd=False) as file:
             pickle.dump((sys.path, sys.argv), file)
-            _pickler(file).dump((fn, args))
+            pickler(file).dump((fn, args))
         reports = [_memory_file(stack) for _ in range(nproc)]
         signals = stack.enter_context(SignalPipe([signal.SIGINT]))
         job = stack.enter_context(
@@ -145,42 +132,8 @@ def run_child(source: BinaryIO | mmap.mmap, report: int) -> None:
             file.seek(0)
             file.truncate()
             file.write(_FAILURE)
-            pickle.dump(_describe(error), file)
+            pickle.dump(describe(error), file)
             raise SystemExit(1) from error
-
-
-def _describe(error: BaseException) -> _Failure:
-    import cloudpickle
-
-    when = time.monotonic()
-    frames = (
-        error.__traceback__.tb_next if error.__traceback__ is not None else None
-    )  # without run_child's own
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    try:
-        pickled: bytes = cloudpickle.dumps(error)
-    except Exception as unpicklable:  # noqa: BLE001 (pickling may raise anything; the launcher is told)
-        pickled = b""
-        text += f"(The exception itself could not be pickled: {unpicklable!r})"
-    return _Failure(when, f"{type(error).__module__}.{type(error).__qualname__}", str(error), text, pickled)
-
-
-def _pickler(file: BinaryIO) -> pickle.Pickler:
-    """A cloudpickle pickler that keeps the file names of functions, so that a rank's traceback shows their lines.
-
-    cloudpickle replaces them, to get the same pickle wherever a function was defined; nobody compares ours.
-    """
-    import cloudpickle  # takes 20 ms, and only this function and objects without a plain pickle need it
-
-    table = cloudpickle.Pickler.dispatch_table
-    keeping = {CodeType: lambda code: (_code, (code.co_filename, *table[CodeType](code)))}
-    pickler_type = type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": ChainMap(keeping, table)})
-    pickler: pickle.Pickler = pickler_type(file)
-    return pickler
-
-
-def _code(filename: str, build: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
-    return build(*args).replace(co_filename=filename)
 
 
 def _memory_file(stack: contextlib.ExitStack) -> int:
@@ -215,31 +168,11 @@ def _raise_overdue(job: Job, cause: Overdue) -> NoReturn:
 
 def _raise_failure(job: Job, end: Exit, reports: Sequence[int]) -> NoReturn:
     """Raise for the rank that failed first. ``end`` is the first bad end that was observed."""
-    failures: dict[int, _Failure] = {
+    failures: dict[int, Failure] = {
         other.rank: _load(reports[other.rank])
         for other in job.exits
         if other.returncode and _kind(reports[other.rank]) == _FAILURE
     }
     if end.rank not in failures:
-        lost = PeerLost([end.rank], f"{end.reason} (pid {end.pid})", OpContext("launch", elapsed=end.elapsed))
-        lost.detail = text = (
-            f"rank {end.rank} of {job.nproc} {end.reason} (pid {end.pid}) before it had returned a result; "
-            "the others were stopped. Look at its output for the cause."
-        )
-        lost.args = (text,)
-        raise lost
-    # Interpreters take their time to end, so ends may come in another order than the failures behind them.
-    rank = min(failures, key=lambda rank: failures[rank].when)
-    failure = failures[rank]
-    try:
-        error = pickle.loads(failure.error)
-    except Exception as unreadable:
-        raise RemoteError(
-            rank,
-            failure.type_name,
-            failure.message,
-            OpContext("launch", elapsed=end.elapsed),
-            remote_traceback=failure.traceback,
-        ) from unreadable
-    error.add_note(f"raised on rank {rank} of {job.nproc} by launch()\n\n{failure.traceback.rstrip()}")
-    raise error
+        raise lost(end, job.nproc, "launch", "before it had returned a result")
+    raise_first(failures, job.nproc, "launch", end.elapsed)

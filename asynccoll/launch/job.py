@@ -47,8 +47,9 @@ class Job:
     Args:
         nproc: number of ranks, at least 1.
         command: gives the argument vector of a rank.
-        capture: True: standard output and error of every rank are pipes (`streams`), and rank 0 has the
-            launcher's standard input. False: both are inherited, and no rank has an input.
+        capture: True: standard output and error of every rank are pipes (`streams`). False: both are
+            inherited.
+        reads: rank 0 has the launcher's standard input. The other ranks have none.
         pass_fds: gives the descriptors that a rank inherits, beside rank 0's listening socket.
         grace: seconds between asking ranks to end and SIGKILL.
         environ: what the environment of every rank starts from; None is `os.environ`.
@@ -62,6 +63,7 @@ class Job:
         command: Callable[[int], Sequence[str]],
         *,
         capture: bool = False,
+        reads: bool = False,
         pass_fds: Callable[[int], Sequence[int]] = lambda rank: (),
         grace: float = GRACE,
         environ: Mapping[str, str] | None = None,
@@ -70,6 +72,7 @@ class Job:
         self.exits: list[Exit] = []  # in the order in which the ends were observed
         self._command = command
         self._capture = capture
+        self._reads = reads
         self._pass_fds = pass_fds
         self._grace = grace
         self._environ = os.environ if environ is None else environ
@@ -123,6 +126,7 @@ class Job:
         timeout: float | None = None,
         signals: SignalPipe | None = None,
         notify: Callable[[str, int | None], None] = lambda text, rank: None,
+        on_end: Callable[[Exit], None] = lambda end: None,
     ) -> Cause | None:
         """Wait until every rank has ended; stop the rest at the first failure, at the limit, or on a signal.
 
@@ -134,6 +138,7 @@ class Job:
             timeout: seconds from the start of the job; None is no limit.
             signals: an open pipe, for callers that handle signals.
             notify: is given one line of text for people, and the rank that it is about or None.
+            on_end: is given the end of every rank, as it is observed.
 
         Returns the cause of the stop, or None where every rank exited with code 0.
         """
@@ -160,6 +165,7 @@ class Job:
                     self._ask(signal.SIGTERM if cause == signal.SIGPIPE else cause)
             for member in ended:
                 end = self._reap(member)
+                on_end(end)
                 if end.returncode and self._kill_at is None:
                     cause = end
                     notify(f"{end}; stopping the others" if self._running else str(end), end.rank)
@@ -200,7 +206,7 @@ class Job:
             process = subprocess.Popen(
                 self._command(rank),
                 env=rank_environment(self._environ, rank, self.nproc, port, secret, listener.fileno()),
-                stdin=None if self._capture and rank == 0 else subprocess.DEVNULL,
+                stdin=None if self._reads and rank == 0 else subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 bufsize=0,

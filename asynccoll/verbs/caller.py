@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from asynccoll import calls
+from asynccoll.streams import Stream
 from asynccoll.work import Work
 
 __all__ = ["Caller"]
@@ -28,3 +29,7 @@ class Caller(ABC):
         name: str | None,
     ) -> Work[Any]:
         """Start the operation that ``prepare`` makes of the arguments. It takes its number whatever becomes of it."""
+
+    def _stream(self, start: Callable[[calls.Parts], Work[Any]]) -> Stream:
+        """What gives the parts of the operation that ``start`` begins."""
+        return Stream(start)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from asynccoll import calls
+from asynccoll.streams import Stream
 from asynccoll.verbs.caller import Caller
 from asynccoll.work import Work
 
@@ -85,6 +86,47 @@ class ReducingVerbs(Caller):
             timeout,
             key,
             name,
+        )
+
+    def allreduce_stream(
+        self,
+        array: Any,
+        op: Any = "sum",
+        *,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        name: str | None = None,
+        algorithm: str = "auto",
+    ) -> Stream:
+        """`allreduce` of an array whose result is taken part by part: ``async for offset, view in comm.allreduce_stream(x):``.
+
+        The result is, bit for bit, that of `allreduce` with the same ``algorithm``, and each of its elements is in one part.
+        ``offset`` is the index of the part's first element (in C order), ``view`` a flat view of the result's memory, of the kind
+        of container that was passed. Parts come as they become final: by rising offset with ``"tree"``, ``"linear"`` and
+        ``"doubling"``, and in turn from each of W chunks with ``"ring"``. An empty array has no parts.
+
+        Args:
+            array: as in `allreduce`; no objects. Its content at the call counts.
+            op: a named op.
+            out: array of the same dtype and shape to put the result in; lent until the operation is done. Where it is not
+                contiguous and native, parts are views of other memory, from which it is filled at the end.
+            timeout, name: as in `allreduce`.
+            algorithm: as in `allreduce`; the same on all ranks.
+
+        Returns:
+            A `Stream`, to iterate over or to await for the whole result.
+
+        Raises (from the iteration, besides those of `allreduce`):
+            TypeError: a Python object, or a function as ``op``: use `allreduce`.
+        """
+        return self._stream(
+            lambda parts: self._call(
+                "allreduce_stream",
+                lambda: calls.allreduce_stream(self._place, array, op, out, algorithm, name, parts),
+                timeout,
+                None,
+                name,
+            )
         )
 
     def allreduce_tree(

@@ -4,13 +4,14 @@ import itertools
 import msgpack
 import pytest
 
-from asynccoll.algorithms import dissemination, doubling, registry, ring, tree
+from asynccoll.algorithms import dissemination, doubling, registry, ring, tree, waves
 
 KIB = 1024
 
 
 def test_names_are_those_of_the_product():
     assert registry.names("allreduce") == ("ring", "tree", "doubling", "linear")
+    assert registry.names("allreduce_stream") == registry.names("allreduce")
     assert registry.names("allgather") == ("ring", "doubling")
     assert registry.names("broadcast") == ("tree",)
     assert registry.names("reduce") == ("ring", "tree")
@@ -26,6 +27,8 @@ def test_schedule_gives_the_algorithms_own_function():
     assert registry.schedule("allreduce", "ring") is ring.allreduce
     assert registry.schedule("allreduce", "tree") is tree.allreduce
     assert registry.schedule("allreduce", "doubling") is doubling.allreduce
+    assert registry.schedule("allreduce_stream", "ring") is waves.allreduce
+    assert registry.schedule("allreduce_stream", "tree") is tree.allreduce
     assert registry.schedule("allgather", "ring") is ring.allgather
     assert registry.schedule("allgather", "doubling") is dissemination.allgather
     assert registry.schedule("broadcast", "tree") is tree.broadcast

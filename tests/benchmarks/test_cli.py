@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cli, cpu_per_op, import_time, objects, peers, ranks
+from benchmarks import cli, cpu_per_op, import_time, objects, peers, ranks, stream
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds after which a run is given up
@@ -163,6 +163,24 @@ def test_objects_counts_what_is_wrong(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "1.20" in out
     assert "Wrong results: 2" in out
+
+
+def test_stream_tells_when_the_parts_come_and_finds_every_element_right():
+    done = run("stream", "--nproc", "2", "--size", "4M", "--rounds", "2", "--timeout", "100")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith("#")}
+    assert list(rows) == ["allreduce", "stream", "first", "half"]
+    assert 0 < float(rows["first"][1]) <= float(rows["half"][1]) <= float(rows["stream"][1])
+    assert done.stdout.splitlines()[-1].endswith(" 0 wrong elements")
+
+
+def test_a_wrong_part_is_an_exit_code_of_1(monkeypatch):
+    row = {"allreduce": 1.0, "stream": 1.0, "first": 0.1, "half": 0.5, "parts": 3, "wrong": 0}
+    for wrong in (0, 2):
+        monkeypatch.setattr(
+            stream, "launch", lambda *args, wrong=wrong, **kwargs: [[{**row, "wrong": wrong}]]
+        )
+        assert stream.main([]) == (1 if wrong else 0)
 
 
 def test_import_time_tells_what_asynccoll_loads():

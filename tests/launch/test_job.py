@@ -126,3 +126,27 @@ def test_a_job_goes_on_without_its_guard():
         job._guard.kill()
         job._guard.wait()
         assert job.supervise() is None
+
+
+def test_every_end_is_told_as_it_is_observed():
+    told = []
+    with Job(2, python("sys.exit(rank * 3)")) as job:
+        job.supervise(on_end=lambda end: told.append((end, job.running)))
+    assert [end for end, _ in told] == job.exits
+    assert told[-1][1] == ()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_rank_0_has_an_input_only_where_it_is_to_read(reads):
+    code = "os.write(1, str(os.path.realpath('/proc/self/fd/0') == os.devnull).encode())"
+    with open("/proc/self/stat", "rb") as source:
+        saved = os.dup(0)
+        os.dup2(source.fileno(), 0)
+        try:
+            with Job(2, python(code), capture=True, reads=reads) as job:
+                job.supervise()
+                found = [os.read(job.streams(rank)[0], 9) for rank in range(2)]
+        finally:
+            os.dup2(saved, 0)
+            os.close(saved)
+    assert found == [str(not reads).encode(), b"True"]

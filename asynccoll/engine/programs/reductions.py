@@ -27,9 +27,11 @@ __all__ = [
     "SLAB_BYTES",
     "Part",
     "Share",
+    "Tell",
     "Turns",
     "allreduce",
     "allreduce_parts",
+    "allreduce_stream",
     "run_steps",
     "segment_length",
     "sources",
@@ -41,10 +43,13 @@ __all__ = [
 Share: TypeAlias = tuple[str, Arithmetic, int]
 """Algorithm, arithmetic and number of elements of a part."""
 
+Tell: TypeAlias = Callable[[int, int], None]
+"""Is told of elements ``[lo, hi)`` once they are final: each exactly once. It may not start operations."""
+
 SLAB_BYTES: Final = 1 << 22
 """Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
 SEGMENT_BYTES: Final = 1 << 18
-"""Least bytes that go up or down a tree, or along a chain, at a time."""
+"""Least bytes that go up or down a tree, along a chain, or round a ring in waves, at a time."""
 _PIECES: Final = 8
 """Segments in which an array goes through a tree or a chain, as long as they are of `SEGMENT_BYTES` to `SEGMENT`."""
 _MAX_SEGMENTS: Final = 64
@@ -72,23 +77,24 @@ class Part:
 
 
 @lru_cache(maxsize=128)
-def steps_of(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> tuple[Step, ...]:
-    """The steps of an allreduce over ``count`` elements of ``itemsize`` bytes, as a tuple (cached: a trainer repeats itself)."""
-    return tuple(_schedule(algorithm, rank, size, count, itemsize))
+def steps_of(
+    algorithm: str, rank: int, size: int, count: int, itemsize: int, verb: str = "allreduce"
+) -> tuple[Step, ...]:
+    """The steps of ``verb`` over ``count`` elements of ``itemsize`` bytes, as a tuple (cached: a trainer repeats itself)."""
+    schedule = registry.schedule(verb, algorithm)
+    early = verb == "allreduce_stream"
+    return tuple(schedule(rank, size, count, segment_length(algorithm, size, count, itemsize, early=early)))
 
 
-def _schedule(algorithm: str, rank: int, size: int, count: int, itemsize: int) -> Iterable[Step]:
-    schedule = registry.schedule("allreduce", algorithm)
-    return schedule(rank, size, count, segment_length(algorithm, size, count, itemsize))
-
-
-def segment_length(algorithm: str, size: int, count: int, itemsize: int) -> int:
-    """Elements that a schedule moves at a time."""
+def segment_length(algorithm: str, size: int, count: int, itemsize: int, *, early: bool = False) -> int:
+    """Elements that a schedule moves at a time. ``early``: its first results are to come soon."""
     if algorithm == "doubling":
         return max(1, _SNAPSHOT_BYTES // itemsize)
     frame = max(1, SEGMENT // itemsize)
     if algorithm == "ring":
-        return max(frame, count // (size * _MAX_SEGMENTS))
+        # Of waves the first results are there after `size` segments.
+        least = max(1, SEGMENT_BYTES // itemsize) if early else frame
+        return max(least, count // (size * _MAX_SEGMENTS))
     return min(frame, max(1, SEGMENT_BYTES // itemsize, count // _PIECES))
 
 
@@ -114,18 +120,20 @@ def sources(shares: Iterable[Share], rank: int, size: int) -> Mapping[int, int] 
     return {peers.pop(): total} if len(peers) == 1 else None
 
 
-def _run(part: Part, rank: int, size: int) -> Iterator[Transfer]:
+def _run(
+    part: Part, rank: int, size: int, verb: str = "allreduce", tell: Tell | None = None
+) -> Iterator[Transfer]:
     """The transfers of one part, and its arithmetic between them."""
     arithmetic, final = part.arithmetic, part.storage
     if arithmetic.separate or not len(final):
-        return _slabs(part, rank, size)
+        return _slabs(part, rank, size, verb, tell)
     partial = arithmetic.plane(final)
     arithmetic.load(final, partial)
-    steps = steps_of(part.algorithm, rank, size, len(final), final.itemsize)
-    return run_steps(steps, arithmetic, partial, final, size)
+    steps = steps_of(part.algorithm, rank, size, len(final), final.itemsize, verb)
+    return run_steps(steps, arithmetic, partial, final, size, tell)
 
 
-def _slabs(part: Part, rank: int, size: int) -> Iterator[Transfer]:
+def _slabs(part: Part, rank: int, size: int, verb: str, tell: Tell | None) -> Iterator[Transfer]:
     """A slab at a time, so that the partial plane needs little memory of its own."""
     arithmetic, storage = part.arithmetic, part.storage
     count, itemsize = len(storage), arithmetic.partial.itemsize
@@ -135,14 +143,23 @@ def _slabs(part: Part, rank: int, size: int) -> Iterator[Transfer]:
         final = storage[lo : lo + slab]
         working = partial[: len(final)]
         arithmetic.load(final, working)
-        steps = steps_of(part.algorithm, rank, size, len(final), itemsize)
-        yield from run_steps(steps, arithmetic, working, final, size)
+        steps = steps_of(part.algorithm, rank, size, len(final), itemsize, verb)
+        yield from run_steps(steps, arithmetic, working, final, size, tell, lo)
 
 
 def run_steps(
-    steps: Iterable[Step], arithmetic: Arithmetic, partial: Flat, final: Flat, size: int
+    steps: Iterable[Step],
+    arithmetic: Arithmetic,
+    partial: Flat,
+    final: Flat,
+    size: int,
+    tell: Tell | None = None,
+    base: int = 0,
 ) -> Iterator[Transfer]:
-    """The transfers of ``steps`` over two planes, which hold loaded values, and the arithmetic between them."""
+    """The transfers of ``steps`` over two planes, which hold loaded values, and the arithmetic between them.
+
+    ``tell`` is told what has become final; the planes' first element is element ``base`` there.
+    """
     final_bytes = flat_bytes(final)
     partial_bytes = flat_bytes(partial) if arithmetic.separate else final_bytes
     wide, narrow = partial.itemsize, final.itemsize
@@ -157,11 +174,15 @@ def run_steps(
             peer, lo, hi, combine = step
             if combine is None:
                 yield RecvBytes(peer, final_bytes[lo * narrow : hi * narrow])
+                if tell is not None:
+                    tell(base + lo, base + hi)
             else:
                 yield FoldBytes(peer, (hi - lo) * wide, _folder(arithmetic, partial[lo:hi], combine))
         else:
             lo, hi = step
             arithmetic.finish(partial[lo:hi], final[lo:hi], size)
+            if tell is not None:
+                tell(base + lo, base + hi)
 
 
 def _folder(arithmetic: Arithmetic, mine: Flat, operand: str) -> Callable[[int, memoryview], None]:
@@ -247,6 +268,12 @@ def swap(part: Part, turns: Turns, size: int, result: Callable[[], Any]) -> Swap
 def allreduce(part: Part, rank: int, size: int, result: Callable[[], Any]) -> Program:
     """Reduce one part over all ranks; the operation's result is what ``result()`` gives at the end."""
     yield from _run(part, rank, size)
+    return result()
+
+
+def allreduce_stream(part: Part, rank: int, size: int, result: Callable[[], Any], tell: Tell) -> Program:
+    """`allreduce` of one part, by schedules that finish some of it early; ``tell`` is told what has become final."""
+    yield from _run(part, rank, size, "allreduce_stream", tell)
     return result()
 
 

@@ -156,6 +156,66 @@ class TestPlanes:
         assert mine.tobytes() == theirs.tobytes() == np.array([0.5, -2.0, np.nan, -0.0], "f4").tobytes()
 
 
+class TestStream:
+    """What is told of a reduction, and when."""
+
+    def told(self, size, dtype, algorithm, count, op="sum"):
+        wires = Wires(size)
+        values, made = parts(dtype, algorithm, size, count, op)
+        told = [[] for _ in made]
+        for rank, part in enumerate(made):
+
+            def tell(lo, hi, part=part, own=told[rank]):
+                own.append((lo, hi, part.storage[lo:hi].copy()))
+
+            program = reductions.allreduce_stream(part, rank, size, lambda part=part: part.storage, tell)
+            wires.start(rank, program=program, expected=reductions.sources([part.share], rank, size))
+        wires.settle()
+        wires.assert_idle()
+        return values, told, [wires.results(rank)[0] for rank in range(size)]
+
+    @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "linear"])
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    @pytest.mark.parametrize("size", [1, 2, 3, 5])
+    def test_each_element_is_told_once_and_is_final_then(self, size, dtype, algorithm, monkeypatch):
+        monkeypatch.setattr(reductions, "SLAB_BYTES", 4000)
+        for count in (0, 1, size + 1, 5003):
+            _, told, results = self.told(size, dtype, algorithm, count)
+            for own, result in zip(told, results, strict=True):
+                spans = sorted((lo, hi) for lo, hi, _ in own)
+                assert [lo for span in spans for lo in range(*span)] == list(range(count))
+                for lo, hi, seen in own:
+                    assert seen.tobytes() == result[lo:hi].tobytes()
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize("op", ["sum", "avg", "max"])
+    def test_the_waves_of_a_ring_have_its_bits(self, dtype, op):
+        rng = np.random.default_rng(3)
+        storage = DTYPES[dtype].storage
+        values = rng.normal(size=(4, 300_001)).astype("f4" if dtype == "bfloat16" else storage)
+        if dtype == "bfloat16":
+            values = (values.view("u4") >> 16).astype("u2")
+
+        def reduced(start):
+            wires, made = (
+                Wires(4),
+                [Part(row.copy(), arithmetic(op, DTYPES[dtype]), "ring") for row in values],
+            )
+            for rank, part in enumerate(made):
+                wires.start(
+                    rank,
+                    program=start(part, rank, 4, lambda part=part: part.storage),
+                    expected=reductions.sources([part.share], rank, 4),
+                )
+            wires.settle()
+            return [wires.results(rank)[0].tobytes() for rank in range(4)]
+
+        def stream(*call):
+            return reductions.allreduce_stream(*call, lambda lo, hi: None)
+
+        assert reduced(stream) == reduced(reductions.allreduce)
+
+
 class TestSources:
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     @pytest.mark.parametrize("dtype", ["float16", "int64"])

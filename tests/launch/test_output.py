@@ -5,7 +5,7 @@ import pty
 
 import pytest
 
-from asynccoll.cli.output import MAX_LINE, PROGRESS_INTERVAL, Lines, Output, prefix_of
+from asynccoll.launch.output import MAX_LINE, PROGRESS_INTERVAL, Lines, Output, prefix_of
 
 
 def feed_all(lines: Lines, data: bytes, step: int) -> bytes:

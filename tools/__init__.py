@@ -1,0 +1,1 @@
+"""Programs for who works on this repository; not part of the package."""
