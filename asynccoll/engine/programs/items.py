@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Recv, Send
+from asynccoll.engine.outbox import SEGMENT
 from asynccoll.engine.transfers import (
     DRAIN,
     Program,
@@ -48,8 +49,10 @@ __all__ = [
 
 INLINE: Final = 4096
 """Payloads up to this many bytes travel beside their description."""
-_SEGMENT: Final = 1 << 18
-"""Bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
+_LEAST: Final = 1 << 18
+"""Least bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
+_PIECES: Final = 8
+"""Segments in which it passes a value on, as long as they are of `_LEAST` to `SEGMENT` bytes."""
 _HEAD: Final = struct.Struct("<IQ")
 _LONGEST: Final = _HEAD.size + (1 << 13) + 1024 + INLINE
 """Bytes of one description and what is beside it. A ``meta`` is a few names and 64 lengths of 9 bytes, or 1,024 of 8, at most."""
@@ -120,6 +123,11 @@ def _pieces(parts: Sequence[memoryview], longest: int) -> Iterator[memoryview]:
             yield part[lo : lo + longest]
 
 
+def _segment(nbytes: int) -> int:
+    """Bytes of a payload of ``nbytes`` that a broadcast passes on at a time."""
+    return min(SEGMENT, max(_LEAST, nbytes // _PIECES))
+
+
 def spread(payload: memoryview, parts: Sequence[memoryview]) -> None:
     """Fill the parts, which are as long in all, from one piece of memory."""
     at = 0
@@ -177,8 +185,8 @@ class _Reader:
 def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) -> Program:
     """Binomial tree from ``root``; ``item`` is the root's value there and None elsewhere.
 
-    Steps: ceil(log2 size), pipelined over segments of 256 KiB. Bytes on the wire per rank: the payload once for each of its
-    children, of which the root has ceil(log2 size).
+    Steps: ceil(log2 size), pipelined over eight segments of 256 KiB to 1 MiB. Bytes on the wire per rank: the payload once for each
+    of its children, of which the root has ceil(log2 size).
     """
     parent, children = family(rank, size, root)
     if parent is None:
@@ -187,7 +195,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
         for child in children:
             yield from send_message(child, head)
         if item.nbytes > INLINE:
-            for piece in _pieces(item.parts, _SEGMENT):
+            for piece in _pieces(item.parts, _segment(item.nbytes)):
                 for child in children:
                     yield SendBytes(child, piece)
         yield from copied(codec.keep(item))
@@ -200,7 +208,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
     reader = _Reader(message)
     parts = _settle(codec, root, reader.item())
     reader.end()
-    for piece in _pieces(parts, _SEGMENT):
+    for piece in _pieces(parts, _segment(sum(map(len, parts)))):
         yield RecvBytes(parent, piece)
         for child in children:
             yield SendBytes(child, piece)
