@@ -95,6 +95,7 @@ class ReducingVerbs(Caller):
         *,
         out: Any = None,
         timeout: float | timedelta | None = None,
+        key: str | None = None,
         name: str | None = None,
         algorithm: str = "auto",
     ) -> Stream:
@@ -110,7 +111,7 @@ class ReducingVerbs(Caller):
             op: a named op.
             out: array of the same dtype and shape to put the result in; lent until the operation is done. Where it is not
                 contiguous and native, parts are views of other memory, from which it is filled at the end.
-            timeout, name: as in `allreduce`.
+            timeout, key, name: as in `allreduce`.
             algorithm: as in `allreduce`; the same on all ranks.
 
         Returns:
@@ -124,7 +125,7 @@ class ReducingVerbs(Caller):
                 "allreduce_stream",
                 lambda: calls.allreduce_stream(self._place, array, op, out, algorithm, name, parts),
                 timeout,
-                None,
+                key,
                 name,
             )
         )

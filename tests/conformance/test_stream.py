@@ -42,6 +42,21 @@ def joined(parts, count, dtype):
     return whole
 
 
+async def test_streams_with_keys_may_start_in_another_order_on_each_rank(world):
+    async with world(3, conditions=WIDE) as comms:
+        size = len(comms)
+
+        async def one(comm):
+            first = [("a", 1.0), ("b", 2.0), ("c", 3.0)]
+            order = first[comm.rank % 3 :] + first[: comm.rank % 3]
+            streams = {key: comm.allreduce_stream(np.full(COUNT, value), key=key) for key, value in order}
+            return {key: joined(await taken(stream), COUNT, float) for key, stream in streams.items()}
+
+        for found in await on_all(comms, one):
+            for key, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+                assert (found[key] == value * size).all()
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 async def test_the_parts_are_the_bits_of_allreduce(world, size, algorithm):
