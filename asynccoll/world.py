@@ -370,11 +370,13 @@ def on_default(verb: Callable[Concatenate[C, P], R], get: Callable[[str], C]) ->
     forwarded.__signature__ = signature.replace(  # type: ignore[attr-defined]  # functions have no such attribute in typeshed
         parameters=list(signature.parameters.values())[1:]
     )
+    # So that it pickles, by name.
+    forwarded.__module__, forwarded.__qualname__ = get.__module__, verb.__name__
     return forwarded
 
 
 allreduce = on_default(Communicator.allreduce, get_communicator)
-allreduce_async = on_default(Communicator.allreduce_async, get_communicator)
+allreduce_async = allreduce
 all_reduce = allreduce
 allreduce_ = on_default(Communicator.allreduce_, get_communicator)
 allreduce_stream = on_default(Communicator.allreduce_stream, get_communicator)

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import pickle
 import types
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def public(module):
 def name_of(path):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("module", [asynccoll, asynccoll.sync], ids=["asynccoll", "sync"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_functions_of_a_module_pickle_by_name(module, verb):
+    # As a function for `launch` or for a local worker.
+    function = getattr(module, verb)
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 class TestPackage:
