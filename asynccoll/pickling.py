@@ -13,6 +13,7 @@ import importlib
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -42,12 +43,24 @@ MOST_BUFFERS: Final = 1024
 """Buffers that stay out of one pickle, so that the list of their lengths is bounded. Further ones are copied into it."""
 
 
+_WELL_KNOWN: Final = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {
+    "asynccoll",
+    "builtins",
+    "ml_dtypes",
+    "numpy",
+    "torch",
+}
+"""Packages whose classes and functions every rank has."""
+
+
 class Packed(NamedTuple):
     """A value as bytes: its pickle, and the buffers that are not in it."""
 
     pickle: Buffer
     buffers: tuple[memoryview, ...] = ()
     """Flat bytes (format ``"B"``), in the order in which `unpack` takes them. The memory is the value's own."""
+    foreign: bool = False
+    """Rebuilding it needs code that is neither Python's own nor numpy's or torch's: one rank may have it, and another not."""
 
     def owned(self) -> Packed:
         """The same with buffers of its own: a snapshot."""
@@ -56,7 +69,7 @@ class Packed(NamedTuple):
             copy = fresh(buffer.nbytes)
             copy[:] = buffer
             copies.append(copy)
-        return Packed(self.pickle, tuple(copies))
+        return Packed(self.pickle, tuple(copies), self.foreign)
 
 
 def fresh(nbytes: int) -> memoryview:
@@ -77,8 +90,8 @@ def pack(value: Any) -> Packed:
         TypeError: neither can. Names the value's type; the cause is the pickler's own error.
     """
     aside = _Aside()
-    data = _pickled(value, aside)
-    return Packed(data, tuple(aside.buffers))
+    data, foreign = _pickled(value, aside)
+    return Packed(data, tuple(aside.buffers), foreign)
 
 
 def unpack(data: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
@@ -91,7 +104,7 @@ def unpack(data: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
 
 def dumps(value: Any) -> bytes:
     """`pack` with every buffer in the pickle: a snapshot as a whole."""
-    return _pickled(value, None)
+    return _pickled(value, None)[0]
 
 
 def loads(data: Buffer) -> Any:
@@ -120,10 +133,40 @@ class _Aside:
         self.buffers.clear()
 
 
-def _pickled(value: Any, aside: _Aside | None) -> bytes:
+class _Pickler(pickle.Pickler):
+    """pickle with the reducers of this module; notes whether everything in the value is well known."""
+
+    foreign = False
+
+    def reducer_override(self, value: Any) -> Any:
+        """pickle's question about each value that is not of one of its own kinds."""
+        kind = type(value)
+        registered = copyreg.dispatch_table.get(kind)  # the user's own registrations win
+        if registered is None:
+            if kind is np.ndarray:
+                return _reduce_array(value)
+            if kind is getattr(
+                sys.modules.get("torch"), "Tensor", None
+            ):  # loaded, if the value holds a tensor
+                return _reduce_tensor(value)
+        if not self.foreign:
+            # Of a class or a function its own module counts, of anything else that of its class and of its reducer.
+            named = (
+                value if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) else kind
+            )
+            self.foreign = not (_well_known(named) and _well_known(registered))
+        return NotImplemented
+
+
+def _well_known(named: Any) -> bool:
+    """A class or function comes from a package that every rank has; so does None, which is neither."""
+    module = getattr(named, "__module__", None)
+    return named is None or (isinstance(module, str) and module.partition(".")[0] in _WELL_KNOWN)
+
+
+def _pickled(value: Any, aside: _Aside | None) -> tuple[bytes, bool]:
     stream = io.BytesIO()
-    pickler = pickle.Pickler(stream, PROTOCOL, buffer_callback=aside)
-    pickler.dispatch_table = {**_reducers(), **copyreg.dispatch_table}  # the user's own registrations win
+    pickler = _Pickler(stream, PROTOCOL, buffer_callback=aside)
     try:
         pickler.dump(value)
     except MemoryError:
@@ -132,7 +175,7 @@ def _pickled(value: Any, aside: _Aside | None) -> bytes:
         if aside is not None:
             aside.clear()
         try:
-            return _cloudpickled(value, aside)
+            return _cloudpickled(value, aside), True
         except MemoryError:
             raise
         except Exception as error:
@@ -140,7 +183,7 @@ def _pickled(value: Any, aside: _Aside | None) -> bytes:
                 f"cannot pickle this value of type {qualified_name(type(value))} ({type(error).__name__}: "
                 f"{text_of(error)}). Send something that pickles: data without sockets, locks, generators or files."
             ) from error
-    return stream.getvalue()
+    return stream.getvalue(), pickler.foreign
 
 
 def _cloudpickled(value: Any, aside: _Aside | None) -> bytes:

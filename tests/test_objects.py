@@ -279,7 +279,7 @@ def test_a_malformed_failure_record_is_a_protocol_error(info: Any) -> None:
 
 
 def test_a_plain_value_has_no_buffers_and_refuses_any() -> None:
-    data, buffers = PLAIN.dumps({"a": b"x" * 100_000})
+    data, buffers, _ = PLAIN.dumps({"a": b"x" * 100_000})
     assert buffers == ()
     assert PLAIN.loads(data, ()) == {"a": b"x" * 100_000}
     with pytest.raises(ProtocolError, match="1 buffers"):
@@ -290,6 +290,6 @@ def test_a_plain_value_has_no_buffers_and_refuses_any() -> None:
 
 def test_an_object_is_a_pickle_and_its_large_buffers() -> None:
     value = {"a": np.arange(10_000), "b": "text"}
-    data, buffers = PICKLES.dumps(value)
+    data, buffers, _ = PICKLES.dumps(value)
     assert [len(buffer) for buffer in buffers] == [80_000]
     assert PICKLES.loads(data, buffers)["a"].tolist() == value["a"].tolist()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import datetime
+import functools
 import gc
 import pickle
 import sys
 import threading
 import warnings
+from collections import Counter
 from typing import Any
 
 import ml_dtypes
@@ -179,11 +182,50 @@ def test_the_memory_of_a_large_contiguous_array_is_lent_and_no_other() -> None:
         assert [len(buffer) for buffer in packed.buffers] == [array.nbytes], name
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        1,
+        {"a": [None, True, 1.5, "x", b"y", (1,), {2}]},
+        np.zeros(3),
+        np.float32(1),
+        np.dtype("f4"),
+        np.zeros(LARGE),
+        torch.zeros(3),
+        np.zeros(3, ml_dtypes.bfloat16),
+        Counter("ab"),
+        datetime.timedelta(1),
+        len,
+        ValueError("x"),
+    ],
+    ids=shown,
+)
+def test_what_python_numpy_and_torch_have_is_not_foreign(value: Any) -> None:
+    assert not pack(value).foreign
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Record("x", 1),
+        [1, {"a": Record("x", 1)}],
+        Record,
+        travelled,
+        lambda: 1,
+        functools.partial(travelled, 1),
+    ],
+    ids=shown,
+)
+def test_what_a_user_has_written_is_foreign(value: Any) -> None:
+    assert pack(value).foreign
+    assert pack(value).owned().foreign
+
+
 def test_small_buffers_are_in_the_pickle() -> None:
     fits, small = np.zeros(OUT_OF_BAND, np.uint8), np.zeros(OUT_OF_BAND - 1, np.uint8)
     assert len(pack(fits).buffers) == 1
     assert pack(small).buffers == ()
-    assert pack({"x": 1}) == (pickle.dumps({"x": 1}, 5), ())
+    assert pack({"x": 1}) == (pickle.dumps({"x": 1}, 5), (), False)
 
 
 def test_arrays_within_anything_that_pickles_are_lent_too() -> None:

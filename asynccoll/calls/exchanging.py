@@ -37,7 +37,7 @@ def gather(place: Place, value: Any, root: Any, out: Sequence[Any] | None, name:
     codec = None
     if place.rank == root:
         codec = Received(root, own, None if array is None else [array] * place.size, outs, codec=place.codec)
-    return Call(fingerprint, items.gather(item, codec, place.rank, place.size, root))
+    return Call(fingerprint, items.gather(item, codec, place.rank, place.size, root, objects=array is None))
 
 
 def scatter(place: Place, values: Sequence[Any] | None, root: Any, out: Any, name: str | None) -> Call:
@@ -98,7 +98,7 @@ def alltoall(place: Place, values: Sequence[Any], out: Sequence[Any] | None, nam
     codec = Received(place.rank, packed[place.rank][1], likes or None, outs, codec=place.codec)
     fingerprint = Fingerprint("alltoall", path, dtype=dtype, name=name)
     sent = [item for item, _ in packed]
-    return Call(fingerprint, items.alltoall(sent, codec, place.rank, place.size))
+    return Call(fingerprint, items.alltoall(sent, codec, place.rank, place.size, objects=not likes))
 
 
 def _one_per_rank(place: Place, verb: str, values: Any) -> Sequence[Any]:

@@ -173,7 +173,7 @@ def _object_item(packed: pickling.Packed) -> items.Item:
     meta = _NO_BUFFERS
     if packed.buffers:
         meta = objects.pack_control(b"".join(_LENGTH.pack(len(buffer)) for buffer in packed.buffers))
-    return items.Item(meta, (memoryview(packed.pickle), *packed.buffers))
+    return items.Item(meta, (memoryview(packed.pickle), *packed.buffers), packed.foreign)
 
 
 def room_for(meta: bytes, nbytes: int) -> list[memoryview]:

@@ -14,8 +14,18 @@ from typing import Any
 
 from asynccoll.algorithms.binomial import family
 from asynccoll.engine.aborts import FoldFailed
-from asynccoll.engine.programs.items import Copies, Item, Values, broadcast, recv_item, send_item
-from asynccoll.engine.transfers import Pause, Program, RecvBytes, SendBytes, Transfer, copied
+from asynccoll.engine.programs.items import (
+    Copies,
+    Item,
+    Values,
+    broadcast,
+    doubted,
+    recv_item,
+    send_item,
+    together,
+    told,
+)
+from asynccoll.engine.transfers import Pause, Program, Transfer, copied
 
 __all__ = ["allreduce", "reduce", "scan"]
 
@@ -71,24 +81,21 @@ def reduce(
 ) -> Program:
     """The fold of all ranks' values on ``root``, None elsewhere. With one rank ``fold`` is not called.
 
-    Steps: size - 1 messages received at rank 0, one to the root, and ceil(log2 size) of one byte to all.
+    Steps: size - 1 messages received at rank 0, one to the root, and from there ceil(log2 size) of one byte to all.
     """
-    answer: Sequence[memoryview] = ()
+    result = None
     total = yield from _folded(item, rank, size, fold, values, tree=tree)
     if rank == 0:
         taken = values.taken(_guarded(finish, total, size))
         if root == 0:
-            answer = taken.parts
+            result = values.value(taken.parts)
         else:
             yield from send_item(root, taken)
     elif rank == root:
-        answer = yield from recv_item(0, values)
-    parent, children = family(rank, size, 0)
-    if parent is not None:
-        yield RecvBytes(parent, memoryview(bytearray(1)))
-    for child in children:
-        yield SendBytes(child, b"\0")
-    return values.value(answer) if rank == root else None
+        parts, _ = yield from recv_item(0, values)
+        result = values.value(parts)
+    yield from told(rank, size, root)
+    return result
 
 
 def scan(
@@ -109,18 +116,24 @@ def scan(
     if rank:
         if rank < used:
             yield from send_item(0, item)
-        return values.value((yield from recv_item(0, values)))
-    parts = (yield from recv_item(1, values)) if used > 1 else ()
-    total = yield from _own_value(values, item, rank)
-    prefixes = [values.taken(_guarded(finish, total, 1))]
-    for peer in range(1, used):
-        if peer > 1:
-            parts = yield from recv_item(peer, values)
-        total = _guarded(fold, total, _unpickled(values, parts, peer))
-        prefixes.append(values.taken(_guarded(finish, total, peer + 1)))
-    for peer in range(1, size):
-        yield from send_item(peer, prefixes[peer - exclusive])
-    return None if exclusive else values.value(prefixes[0].parts)
+        parts, doubt = yield from recv_item(0, values)
+        result = values.value(parts)
+    else:
+        parts = (yield from recv_item(1, values))[0] if used > 1 else ()
+        total = yield from _own_value(values, item, rank)
+        prefixes = [values.taken(_guarded(finish, total, 1))]
+        for peer in range(1, used):
+            if peer > 1:
+                parts, _ = yield from recv_item(peer, values)
+            total = _guarded(fold, total, _unpickled(values, parts, peer))
+            prefixes.append(values.taken(_guarded(finish, total, peer + 1)))
+        doubt = any(map(doubted, prefixes))
+        for peer in range(1, size):
+            yield from send_item(peer, prefixes[peer - exclusive], doubt)
+        result = None if exclusive else values.value(prefixes[0].parts)
+    if doubt:
+        yield from together(rank, size)
+    return result
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -153,7 +166,7 @@ def _folded(
         return None
     total, own = None, False
     for child in sorted(children):
-        parts = yield from recv_item(child, values)
+        parts, _ = yield from recv_item(child, values)
         if not own:  # not at the call, which would be held by the copy
             total, own = (yield from _own_value(values, item, rank)), True
         total = _guarded(fold, total, _unpickled(values, parts, child, rank))

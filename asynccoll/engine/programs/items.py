@@ -39,12 +39,15 @@ __all__ = [
     "allgather",
     "alltoall",
     "broadcast",
+    "doubted",
     "gather",
     "nothing",
     "recv_item",
     "scatter",
     "send_item",
     "spread",
+    "together",
+    "told",
 ]
 
 INLINE: Final = 4096
@@ -60,8 +63,20 @@ _MOST: Final = 1 << 62
 """Bytes of one payload. No memory holds so many, so a larger number is garbled."""
 
 
-_Described: TypeAlias = tuple[bytes, int, memoryview | None]
-"""meta, payload size, and the payload if it travelled beside them."""
+_LARGE: Final = 1 << 20
+"""Bytes of a payload for which one rank alone might have no memory."""
+_DOUBT: Final = 1 << 31
+"""Added to the length of a ``meta``: see `Item.doubtful`."""
+
+
+class _Described(NamedTuple):
+    """What is known of an item before its payload has come."""
+
+    meta: bytes
+    nbytes: int
+    payload: memoryview | None
+    """The payload, if it travelled beside the description."""
+    doubtful: bool
 
 
 Copies: TypeAlias = Sequence[tuple[memoryview, memoryview]]
@@ -74,6 +89,8 @@ class Item(NamedTuple):
     meta: bytes
     parts: tuple[memoryview, ...]
     """Flat bytes, one part after the other on the wire."""
+    doubtful: bool = False
+    """One rank alone may be unable to rebuild it: then no rank returns before all have."""
 
     @property
     def nbytes(self) -> int:
@@ -110,10 +127,19 @@ class Values(Protocol):
         """The object of parts that are filled, and given away."""
 
 
-def _whole(item: Item) -> bytes:
-    """The description of ``item``, with its payload beside it where that is small."""
+def doubted(item: Item) -> bool:
+    """One rank alone may be unable to rebuild it, or have no memory for it."""
+    return item.doubtful or item.nbytes > _LARGE
+
+
+def _whole(item: Item, doubt: bool = False) -> bytes:
+    """The description of ``item``, with its payload beside it where that is small.
+
+    ``doubt``: it is doubtful, or another one of the same operation is.
+    """
     nbytes = item.nbytes
-    return _encode(item.meta, nbytes, memoryview(b"".join(item.parts)) if nbytes <= INLINE else None)
+    payload = memoryview(b"".join(item.parts)) if nbytes <= INLINE else None
+    return _encode(item.meta, nbytes, payload, doubt or doubted(item))
 
 
 def _pieces(parts: Sequence[memoryview], longest: int) -> Iterator[memoryview]:
@@ -136,9 +162,9 @@ def spread(payload: memoryview, parts: Sequence[memoryview]) -> None:
         at += len(part)
 
 
-def _encode(meta: bytes, nbytes: int, payload: memoryview | None) -> bytes:
+def _encode(meta: bytes, nbytes: int, payload: memoryview | None, doubtful: bool = False) -> bytes:
     """A description, with the payload beside it where that is small."""
-    head = _HEAD.pack(len(meta), nbytes) + meta
+    head = _HEAD.pack(len(meta) | (_DOUBT if doubtful else 0), nbytes) + meta
     return head + payload if payload is not None and nbytes <= INLINE else head
 
 
@@ -155,6 +181,8 @@ class _Reader:
         if len(view) - pos < _HEAD.size:
             raise ProtocolError("a description is cut short")
         meta_length, nbytes = _HEAD.unpack_from(view, pos)
+        doubtful = bool(meta_length & _DOUBT)
+        meta_length &= ~_DOUBT
         if nbytes >= _MOST:
             raise ProtocolError(f"a description announces {nbytes} bytes")
         pos += _HEAD.size
@@ -167,7 +195,7 @@ class _Reader:
         if end > len(view):
             raise ProtocolError("a description is cut short")
         self._pos = end
-        return meta, nbytes, payload
+        return _Described(meta, nbytes, payload, doubtful)
 
     def items(self, count: int) -> memoryview:
         """The next ``count`` items as they came, to be passed on."""
@@ -200,20 +228,27 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
                     yield SendBytes(child, piece)
         yield from copied(codec.keep(item))
         yield DRAIN
-        return codec.value(root)
+        value = codec.value(root)
+        if doubted(item):
+            yield from together(rank, size)
+        return value
 
     message = yield from recv_message(parent, _LONGEST)
     for child in children:
         yield from send_message(child, memoryview(message))
     reader = _Reader(message)
-    parts = _settle(codec, root, reader.item())
+    described = reader.item()
     reader.end()
+    parts = _settle(codec, root, described)
     for piece in _pieces(parts, _segment(sum(map(len, parts)))):
         yield RecvBytes(parent, piece)
         for child in children:
             yield SendBytes(child, piece)
     yield DRAIN
-    return codec.value(root)
+    value = codec.value(root)
+    if described.doubtful:
+        yield from together(rank, size)
+    return value
 
 
 def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[int], str]) -> Program:
@@ -223,7 +258,7 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
     ``choose(bytes of the largest)`` names: a pure function, so that all ranks choose alike.
     Bytes on the wire per rank: the sum of all other ranks' payloads.
     """
-    found: dict[int, _Described] = {rank: (item.meta, item.nbytes, None)}
+    found: dict[int, _Described] = {rank: _Described(item.meta, item.nbytes, None, doubted(item))}
     encoded = {rank: _whole(item)}
     for step in dissemination.allgather(rank, size):
         blocks = range(step.lo, step.hi)
@@ -232,19 +267,19 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
         elif type(step) is Recv:
             reader = _Reader((yield from recv_message(step.peer, _LONGEST * len(blocks))))
             for block in blocks:
-                meta, nbytes, payload = found[block] = reader.item()
-                encoded[block] = _encode(meta, nbytes, payload)
+                found[block] = reader.item()
+                encoded[block] = _encode(*found[block])
             reader.end()
 
     memories: dict[int, Sequence[memoryview]] = {rank: item.parts}
     for block, described in sorted(found.items()):
         if block != rank:
             memories[block] = _settle(codec, block, described)
-    largest = max(nbytes for _, nbytes, _ in found.values())
+    largest = max(described.nbytes for described in found.values())
     if largest > INLINE:
         for step in registry.schedule("allgather", choose(largest))(rank, size):
             for block in range(step.lo, step.hi):
-                if found[block][1] <= INLINE:
+                if found[block].nbytes <= INLINE:
                     continue
                 for part in memories[block]:
                     if type(step) is Send:
@@ -253,14 +288,20 @@ def allgather(item: Item, codec: Codec, rank: int, size: int, choose: Callable[[
                         yield RecvBytes(step.peer, part)
     yield from copied(codec.keep(item))
     yield DRAIN
-    return [codec.value(block) for block in range(size)]
+    values = [codec.value(block) for block in range(size)]
+    if any(described.doubtful for described in found.values()):
+        yield from together(rank, size)
+    return values
 
 
-def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> Program:
+def gather(
+    item: Item, codec: Codec | None, rank: int, size: int, root: int, *, objects: bool = False
+) -> Program:
     """Everyone's items in rank order at ``root``, which alone has a ``codec``; None elsewhere.
 
     Descriptions and small payloads go up a binomial tree, ceil(log2 size) steps; a large payload goes straight to the root,
     which takes one after the other in rank order. Bytes on the wire per rank: its own payload, and the small ones below it.
+    ``objects``: no rank returns before the root has its values, ceil(log2 size) steps more.
     """
     parent, children = family(rank, size, root)
     branches = {child: branch(child, size, root) for child in children}
@@ -272,6 +313,8 @@ def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> 
         if item.nbytes > INLINE:
             for part in item.parts:
                 yield SendBytes(root, part)
+        if objects:
+            yield from told(rank, size, root)
         return None
 
     assert codec is not None
@@ -285,7 +328,10 @@ def gather(item: Item, codec: Codec | None, rank: int, size: int, root: int) -> 
     for member, missing in large.items():
         yield from _filled(member, missing)
     yield from copied(codec.keep(item))
-    return [codec.value(member) for member in range(size)]
+    values = [codec.value(member) for member in range(size)]
+    if objects:
+        yield from told(rank, size, root)
+    return values
 
 
 def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: int) -> Program:
@@ -297,15 +343,19 @@ def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: 
     parent, children = family(rank, size, root)
     if parent is None:
         assert items is not None
+        doubt = any(map(doubted, items))
         for child in children:
-            ours = (items[member] for member in branch(child, size, root))
-            yield from send_message(child, b"".join(map(_whole, ours)))
+            ours = (_whole(items[member], doubt) for member in branch(child, size, root))
+            yield from send_message(child, b"".join(ours))
         for member in branch(root, size, root)[1:]:
             if items[member].nbytes > INLINE:
                 for part in items[member].parts:
                     yield SendBytes(member, part)
         yield from copied(codec.keep(items[root]))
-        return codec.value(root)
+        value = codec.value(root)
+        if doubt:
+            yield from together(rank, size)
+        return value
 
     reader = _Reader((yield from recv_message(parent, _LONGEST * len(branch(rank, size, root)))))
     described = reader.item()
@@ -314,14 +364,18 @@ def scatter(items: list[Item] | None, codec: Codec, rank: int, size: int, root: 
         yield from send_message(child, reader.items(len(below[child])))
     reader.end()
     yield from _filled(root, _settle(codec, root, described))
-    return codec.value(root)
+    value = codec.value(root)
+    if described.doubtful:
+        yield from together(rank, size)
+    return value
 
 
-def alltoall(items: list[Item], codec: Codec, rank: int, size: int) -> Program:
+def alltoall(items: list[Item], codec: Codec, rank: int, size: int, *, objects: bool = False) -> Program:
     """Item i of ``items`` goes to rank i; the result is what the ranks had for this one, in rank order.
 
     Every rank tells every other at once what it will get, with small payloads beside it: one step. Large payloads follow in
     pairwise exchanges, size - 1 steps (size, where that is odd). Bytes on the wire per rank: its payloads for the others.
+    ``objects``: no rank returns before all have their values, ceil(log2 size) steps more.
     """
     steps = tuple(pairwise.alltoall(rank, size))
     for step in steps:
@@ -338,16 +392,34 @@ def alltoall(items: list[Item], codec: Codec, rank: int, size: int) -> Program:
             reader.end()
             yield from _filled(step.peer, _settle(codec, step.peer, described))
     yield from copied(codec.keep(items[rank]))
-    return [codec.value(peer) for peer in range(size)]
+    values = [codec.value(peer) for peer in range(size)]
+    if objects:
+        yield from together(rank, size)
+    return values
+
+
+def together(rank: int, size: int) -> Generator[Transfer, None, None]:
+    """Wait until every rank has got this far: what one of them cannot rebuild is to be an error on all."""
+    for to, source in dissemination.partners(rank, size):
+        yield SendBytes(to, b"\0")
+        yield RecvBytes(source, memoryview(bytearray(1)))
+
+
+def told(rank: int, size: int, root: int) -> Generator[Transfer, None, None]:
+    """Wait until ``root`` has got this far."""
+    parent, children = family(rank, size, root)
+    if parent is not None:
+        yield RecvBytes(parent, memoryview(bytearray(1)))
+    for child in children:
+        yield SendBytes(child, b"\0")
 
 
 def _settle(codec: Codec, rank: int, described: _Described) -> Sequence[memoryview]:
     """Give the item from ``rank`` its memory. Returns the parts that are still to come."""
-    meta, nbytes, payload = described
-    parts = codec.place(rank, meta, nbytes)
-    if payload is None:
+    parts = codec.place(rank, described.meta, described.nbytes)
+    if described.payload is None:
         return parts
-    spread(payload, parts)
+    spread(described.payload, parts)
     return ()
 
 
@@ -357,25 +429,25 @@ def _filled(peer: int, parts: Sequence[memoryview]) -> Generator[Transfer, None,
         yield RecvBytes(peer, part)
 
 
-def send_item(peer: int, item: Item) -> Generator[Transfer, None, None]:
-    """Send a value whose size the receiver does not know."""
-    yield from send_message(peer, _whole(item))
+def send_item(peer: int, item: Item, doubt: bool = False) -> Generator[Transfer, None, None]:
+    """Send a value whose size the receiver does not know. ``doubt``: see `recv_item`."""
+    yield from send_message(peer, _whole(item, doubt))
     if item.nbytes > INLINE:
         for part in item.parts:
             yield SendBytes(peer, part)
 
 
-def recv_item(peer: int, values: Values) -> Generator[Transfer, None, Sequence[memoryview]]:
-    """Receive what `send_item` sent: its parts, filled."""
+def recv_item(peer: int, values: Values) -> Generator[Transfer, None, tuple[Sequence[memoryview], bool]]:
+    """Receive what `send_item` sent: its parts, filled, and whether it, or another item of its operation, is doubtful."""
     reader = _Reader((yield from recv_message(peer, _LONGEST)))
-    meta, nbytes, payload = reader.item()
+    meta, nbytes, payload, doubtful = reader.item()
     reader.end()
     parts = values.place(meta, nbytes)
     if payload is None:
         yield from _filled(peer, parts)
     else:
         spread(payload, parts)
-    return parts
+    return parts, doubtful
 
 
 def nothing() -> Program:

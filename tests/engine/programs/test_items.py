@@ -409,14 +409,15 @@ class TestDescriptions:
         payload = memoryview(b"abc")
         message = (
             items._encode(b"m", 3, payload)
-            + items._encode(b"", 5000, payload)
+            + items._encode(b"", 5000, payload, True)
             + items._encode(b"xy", 0, None)
         )
         reader = items._Reader(message)
-        assert [(m, n, p if p is None else bytes(p)) for m, n, p in (reader.item() for _ in range(3))] == [
-            (b"m", 3, b"abc"),
-            (b"", 5000, None),
-            (b"xy", 0, b""),
+        found = [reader.item() for _ in range(3)]
+        assert [(m, n, p if p is None else bytes(p), doubt) for m, n, p, doubt in found] == [
+            (b"m", 3, b"abc", False),
+            (b"", 5000, None, True),
+            (b"xy", 0, b"", False),
         ]
 
     def test_one_that_is_cut_short_is_a_protocol_error(self):
