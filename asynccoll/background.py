@@ -63,6 +63,14 @@ class LoopThread:
         """The caller is the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
+    def refuse_inside(self, what: str) -> None:
+        """Raise RuntimeError if the caller is the loop's own thread. ``what`` is it about to wait for?"""
+        if self.inside():
+            raise RuntimeError(
+                f"{what} blocks, and would wait for itself here: inside a reduce function, or in a callback of a future. "
+                "Do it after the operation; in a callback use the form that ends in _async, and add_done_callback()"
+            )
+
     def at_stop(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` once the loop has stopped."""
         self._at_stop.append(callback)

@@ -101,6 +101,7 @@ def teardown() -> None:
         CollectiveMismatch, CollectiveTimeout: another replica makes another call, or none. Nothing is closed.
         PeerLost, CommunicatorClosed: a replica died, or left.
     """
+    _opened().refuse_inside("teardown()")
     with _Module.lock:
         communicator = _opened()
         concurrent.futures.wait(tuple(_Module.pending))
@@ -136,6 +137,7 @@ def allreduce(value: Any, reduce_fn: Callable[[Any, Any], Any] = default_reduce_
         RemoteError: ``reduce_fn`` raised, or a value does not unpickle; with the origin's traceback, on every replica.
         CollectiveMismatch, CollectiveTimeout, PeerLost, CommunicatorClosed: see `asynccoll.errors`.
     """
+    _opened().refuse_inside("allreduce()")
     return _result(allreduce_async(value, reduce_fn))
 
 
@@ -159,6 +161,7 @@ def broadcast(value: Any) -> Any:
         What `allreduce` raises.
     """
     communicator = _opened()
+    communicator.refuse_inside("broadcast()")
     # As the element of a tuple an array is an object like any other, of whatever dtype; its type, layout and flags are kept.
     boxed = (value,) if communicator.rank == 0 else None
     (copy,) = _result(_kept(communicator.broadcast_async(boxed)))

@@ -136,7 +136,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
 
     @property
     def closed(self) -> bool:
-        """`close` has been called, here or on the communicator that this one was made of."""
+        """`close` has been called, here or on the communicator that `init` or `connect` opened."""
         return self._left or self._pump.closed
 
     def __repr__(self) -> str:
@@ -306,8 +306,14 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         """Raise, without taking a number, if no operation can be started from here."""
         self._open()
         if self._group.crowded:
+            ended = len(self._group.withdrawn)
+            kept = (
+                f" (with {ended} that have ended here, whose keys other ranks have not used yet)"
+                if ended
+                else ""
+            )
             raise RuntimeError(
-                f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; await some first"
+                f"{MAX_PENDING} operations of communicator {self._name!r} are under way{kept}, which is the most; await some first"
             )
         self._here()
 

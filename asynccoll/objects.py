@@ -46,12 +46,25 @@ def plain_dumps(value: Any) -> bytes:
         TypeError: it holds anything else.
     """
     try:
+        _refuse_keys(value)
         return pack_control(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"this value of type {qualified_name(type(value))} needs pickle ({text_of(error)}), which safe=True refuses: "
             "send arrays, or None, bool, int of 64 bits, float, str, bytes, and lists and dicts of these"
         ) from error
+
+
+def _refuse_keys(value: Any) -> None:
+    """Raise TypeError where a dict has a key that would not come back as one: a tuple arrives as a list."""
+    if isinstance(value, dict):
+        for key, held in value.items():
+            if isinstance(key, tuple):
+                raise TypeError(f"the dict key {key!r:.100} is a tuple")
+            _refuse_keys(held)
+    elif isinstance(value, list | tuple):
+        for held in value:
+            _refuse_keys(held)
 
 
 def plain_loads(data: Buffer) -> Any:

@@ -33,8 +33,23 @@ class Pending(concurrent.futures.Future[T]):
         self._marking = threading.Lock()
 
     def result(self, timeout: float | None = None) -> T:
-        """The result, or what the operation raised. Waits ``timeout`` seconds (None: without an end), then raises TimeoutError."""
+        """The result, or what the operation raised. Waits ``timeout`` seconds (None: without an end), then raises TimeoutError.
+
+        Raises:
+            RuntimeError: the operation is under way, and the caller is a reduce function or a callback of a future, without
+                whose end it cannot go on.
+        """
+        self._refuse_inside("result")
         return result_of(self) if timeout is None else super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, or None; waits as `result` does."""
+        self._refuse_inside("exception")
+        return super().exception(timeout)
+
+    def _refuse_inside(self, wait: str) -> None:
+        if not self.done():
+            self._thread.refuse_inside(f"{wait}() of an operation under way")
 
     def begin(self, start: Callable[[], Work[T]]) -> None:
         """In the loop's thread: start the operation, even if it was cancelled meanwhile, since it has its place in the order."""
@@ -113,7 +128,7 @@ class SyncStream(Iterator[tuple[int, Any]]):
 
     def result(self) -> Any:
         """Wait for the operation and return the whole result. Ctrl-C cancels it on every rank."""
-        self._outside()
+        self._thread.refuse_inside("result() of a stream")
         try:
             return self.pending.result()
         except BaseException:  # re-raised
@@ -133,7 +148,7 @@ class SyncStream(Iterator[tuple[int, Any]]):
                         return part
                     if done:
                         raise StopIteration
-                    self._outside()
+                    self._thread.refuse_inside("taking a part of a stream")
                     self._changed.wait()
         except KeyboardInterrupt:
             pending.cancel()
@@ -142,12 +157,6 @@ class SyncStream(Iterator[tuple[int, Any]]):
     def close(self) -> None:
         """Cancel the operation on every rank, unless it is complete. Twice is silent."""
         self.pending.cancel()
-
-    def _outside(self) -> None:
-        if self._thread.inside():
-            raise RuntimeError(
-                "allreduce_stream() blocks here, and would wait for itself: inside a reduce function, or in a callback of a future"
-            )
 
 
 def _for_the_caller(error: BaseException) -> BaseException:

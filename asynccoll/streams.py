@@ -43,6 +43,7 @@ class Stream(AsyncIterator[tuple[int, Any]]):
 
     def __init__(self, start: Callable[[Parts], Work[Any]]) -> None:
         self._bell = _Bell()
+        self._closed = False
         self._parts = Parts(self._bell.ring)
         self.work = start(self._parts)
         """The operation; its result is the whole array (or ``out``)."""
@@ -53,6 +54,8 @@ class Stream(AsyncIterator[tuple[int, Any]]):
 
     async def __anext__(self) -> tuple[int, Any]:
         work = self.work
+        if self._closed:
+            raise StopAsyncIteration
         while True:
             if work.done() and (work.cancelled() or work.exception() is not None):
                 work.result()  # raises
@@ -70,5 +73,6 @@ class Stream(AsyncIterator[tuple[int, Any]]):
                 raise
 
     async def aclose(self) -> None:
-        """Cancel the operation on every rank, unless it is complete. Twice is silent."""
+        """Cancel the operation on every rank, unless it is complete; no more parts are given. Twice is silent."""
+        self._closed = True
         self.work.cancel()

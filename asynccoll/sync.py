@@ -157,11 +157,7 @@ def _blocking(
 
     @functools.wraps(verb)
     def call(self: SyncCommunicator, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._thread.inside():
-            raise RuntimeError(
-                f"{verb.__name__}() blocks, and would wait for itself here: inside a reduce function, or in a callback of a "
-                f"future. Call it after the operation; in a callback use {verb.__name__}_async()"
-            )
+        self._thread.refuse_inside(f"{verb.__name__}()")
         pending = cast("Pending[T]", verb(self._threaded, *args, **kwargs))
         try:
             return pending.result()
@@ -192,9 +188,7 @@ class SyncCommunicator:
 
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
         self._thread = thread
-        if isinstance(
-            communicator, _Threaded
-        ):  # a group: the thread belongs to the communicator that it was made of
+        if isinstance(communicator, _Threaded):  # a group, which shares its thread
             self._threaded = communicator
         else:
             self._threaded = _Threaded(communicator, thread)
@@ -224,6 +218,20 @@ class SyncCommunicator:
     def closed(self) -> bool:
         """`close` has been called."""
         return self._threaded.closed
+
+    @property
+    def name(self) -> str:
+        """Name of the communicator, as it stands in errors."""
+        return self._threaded.name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """World rank of each of the communicator's ranks."""
+        return self._threaded.ranks
+
+    def pending(self) -> list[str]:
+        """Operations under way on this rank: see `asynccoll.Communicator.pending`."""
+        return self._threaded.pending()
 
     allreduce = _blocking(Communicator.allreduce)
     allreduce_async = _future(Communicator.allreduce)
@@ -267,6 +275,7 @@ class SyncCommunicator:
 
     def new_group(self, ranks: Iterable[int], name: str | None = None) -> SyncCommunicator | None:
         """A communicator of some of this one's ranks: see `asynccoll.Communicator.new_group`. No communication."""
+        self.refuse_inside("new_group()")
         self._threaded._usable()
         given = list(ranks)
 
@@ -283,15 +292,16 @@ class SyncCommunicator:
         rows = self.allgather((color, self.rank if order is None else order), name=name)
         return None if color is None else self.new_group(ranks_of(color, rows), name)
 
+    def refuse_inside(self, what: str) -> None:
+        """Raise RuntimeError if the caller is a reduce function or a callback, where ``what`` would wait for itself."""
+        self._thread.refuse_inside(what)
+
     def close(self) -> None:
         """Leave in good order; twice is silent. What is pending fails with `CommunicatorClosed`."""
         self._close("closed")
 
     def _close(self, cause: str) -> None:
-        if self._thread.inside():
-            raise RuntimeError(
-                "close() or shutdown() from a callback of an operation would wait for itself; call it from another thread"
-            )
+        self._thread.refuse_inside("close() or shutdown()")
         if self._thread.alive:
             result_of(self._thread.run(self._threaded._close(cause)))
             if not self._threaded.is_group:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Final
 
 from asynccoll import sync, world
+from asynccoll.errors import NotInitialized
 from asynccoll.launch.frames import FAILURE, HEAD, RUN, VALUE, frame, length_of
 from asynccoll.launch.reports import describe
 
@@ -116,6 +117,10 @@ class _Worker:
                     value = await value
             finally:  # an interrupt that comes just here is caught below
                 self._running = -1
+            if left := self._left():
+                raise RuntimeError(
+                    f"the function has returned while {', '.join(left[:5])} was under way: await everything that it starts"
+                )
             kind, payload = VALUE, cloudpickle.dumps(value)
         except SystemExit:
             raise
@@ -125,6 +130,15 @@ class _Worker:
                 self._task.uncancel()
             kind, payload = FAILURE, pickle.dumps(describe(error))
         self._send(kind, payload)
+
+    def _left(self) -> list[str]:
+        """Operations that a function has left under way: they would be matched with those of the next one."""
+        with contextlib.suppress(NotInitialized):  # the function has closed it
+            left = world.get_communicator().pending()
+            if self._facade:
+                left += sync.get_communicator().pending()
+            return left
+        return []
 
     def _send(self, kind: bytes, payload: bytes) -> None:
         with contextlib.suppress(OSError):  # nobody is there any more: the reading thread hears of it, too

@@ -278,7 +278,7 @@ async def open_mesh(
         secret,
         init_timeout=init_timeout,
         offer={"table": registry.default_table()},
-        must_agree={"ASYNCCOLL_ALGORITHM": algorithm},
+        must_agree={"ASYNCCOLL_ALGORITHM": algorithm, "safe": str(safe)},
     )
     loop = asyncio.get_running_loop()
     hosts = [links.hosts[member] for member in range(links.size)]

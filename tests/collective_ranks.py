@@ -270,6 +270,16 @@ def failing_function(rank, size):
     )
 
 
+def nested(rank, size):
+    """What a collective call inside a reduce function raises there, for each."""
+
+    def fold(a, b):
+        a["refused"] = [caught(call) for call in (USES[0], USES[2], USES[3])]
+        return a
+
+    return collective.allreduce({}, fold).get("refused")
+
+
 class Breaks:
     """Pickles, and does not unpickle."""
 
@@ -345,6 +355,7 @@ RULES = (
     many_large,
     others_do_not_wait_for_rank_0,
     failing_function,
+    nested,
     unpicklable,
     mismatched,
     bytes_of_one_array,

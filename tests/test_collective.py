@@ -232,6 +232,14 @@ class TestFailures:
             )
             assert "return a / (b - b)" in error["remote_traceback"], f"rank {rank}"
 
+    def test_a_call_inside_a_reduce_function_is_refused(self, world):
+        for refused in all_of(world, "nested"):
+            if len(world) == 1:
+                assert refused is None  # nothing is reduced
+                continue
+            assert [error["type"] for error in refused] == [RuntimeError] * 3
+            assert all("would wait for itself" in error["text"] for error in refused)
+
     def test_s12_a_value_that_does_not_unpickle_is_told_to_all_ranks(self, world):
         for error in (facts["on arrival"] for facts in all_of(world, "unpicklable")):
             assert "on arrival" in error["text"]

@@ -448,10 +448,34 @@ class TestCancel:
 
         pair[0].allreduce_async(1).add_done_callback(callback)
         pair[1].allreduce_async(1)
-        assert "in a callback use allreduce_async()" in refused.result(TIMEOUT)
+        assert "in a callback use the form that ends in _async" in refused.result(TIMEOUT)
         assert pair[1].allreduce(2) == started.result(TIMEOUT).result(TIMEOUT) == 4
         with concurrent.futures.ThreadPoolExecutor() as pool:
             assert list(pool.map(lambda comm: comm.allreduce(1), pair)) == [2, 2]
+
+    def test_a_reduce_function_cannot_wait_for_another_operation(self, pair):
+        words, later = [], []
+
+        def fold(a, b):
+            for wait in (
+                later[0].result,
+                lambda: later[0].result(1),
+                later[0].exception,
+                lambda: pair[0].new_group([0]),
+            ):
+                try:
+                    wait()
+                except RuntimeError as error:
+                    words.append(str(error))
+            return a + b
+
+        first = pair[0].allreduce_async(1, fold)
+        later.append(pair[0].barrier_async())
+        assert pair[1].allreduce(1, fold) == first.result(TIMEOUT) == 2
+        pair[1].barrier()
+        assert later[0].result(TIMEOUT) is None
+        assert len(words) == 4
+        assert all("would wait for itself" in text for text in words)
 
     def test_a_callback_of_a_future_may_cancel_another(self, pair):
         second = [None]
@@ -723,7 +747,7 @@ class TestClosing:
         with held(comm):  # else it might be done before it has its callback, which ran here then
             comm.barrier_async().add_done_callback(attempt)
         text = caught.result(TIMEOUT)
-        assert "from a callback of an operation would wait for itself; call it from another thread" in text
+        assert "close() or shutdown() blocks, and would wait for itself here" in text
         assert not comm.closed
         assert ac.allreduce(5) == 5
 

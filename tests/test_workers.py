@@ -238,6 +238,16 @@ class TestFailure:
                 await workers.run(lambda: __import__("threading").Lock())
             assert await workers.run(my_rank) == [0, 1]
 
+    async def test_what_a_function_leaves_under_way_is_an_error_and_does_no_harm_to_the_next(self):
+        def forgetful():
+            if asynccoll.rank() == 0:
+                asynccoll.allreduce(100)
+
+        async with asynccoll.local(2) as workers:
+            with pytest.raises(RuntimeError, match="returned while allreduce #0 was under way: await everything"):
+                await workers.run(forgetful)
+            assert await workers.run(lambda: asynccoll.allreduce(1)) == [2, 2]
+
     async def test_an_argument_without_a_pickle_starts_nothing(self):
         async with asynccoll.local(2) as workers:
             with pytest.raises(TypeError, match="pickle"):

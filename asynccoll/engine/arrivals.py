@@ -7,7 +7,7 @@ communicator that has not been made yet (`Unmade` keeps it).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asynccoll.engine import wire
 from asynccoll.engine.aborts import Aborts
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from asynccoll.engine.engine import Engine
 
 __all__ = ["Arrivals"]
+
+
+_UNUSED: Final = InStream()
+"""What a stream is before its first byte."""
 
 
 class Arrivals:
@@ -74,6 +78,7 @@ class Arrivals:
             stream = op.inputs.get(peer)
             if stream is None:
                 stream = op.inputs[peer] = InStream()
+            stream.count(peer, len(payload))
             try:
                 ready = op.deliver(stream, payload, owned)
             except BaseException as error:  # noqa: BLE001 (raised by the reduction: re-raised on every rank)
@@ -91,6 +96,10 @@ class Arrivals:
         op = group.active.get(seq)
         if op is not None and op.inquest is None and tag == op.digests.tag:
             stream = op.inputs.get(peer)
+            if (stream or _UNUSED).arrived + length > (stream or _UNUSED).granted:
+                raise ProtocolError(
+                    f"rank {peer} sent {length} bytes for an operation, and was not to send so many"
+                )
             if stream is not None and op.waiting is stream:
                 filled = stream.filled
                 if stream.into is not None and filled + length <= stream.total:
@@ -110,6 +119,7 @@ class Arrivals:
         op, stream = landing.op, landing.stream
         if op is None or stream is None or op.waiting is not stream:
             return  # the operation has ended meanwhile
+        stream.count(peer, len(landing.memory))
         stream.filled += len(landing.memory)
         if stream.complete():
             op.waiting = None
@@ -223,11 +233,12 @@ class Arrivals:
 
     def _strange(self, comm: int, frame: Frame, owned: bool = False) -> None:
         """A frame for a communicator that is not made, or was left."""
-        eager = frame.kind == wire.DATA
         if comm in self._left:
             if frame.flags:
                 self._outgoing.owe(frame.peer, len(frame.payload))
-        elif eager and not frame.flags:
+            elif frame.kind == wire.MESSAGE:
+                self._engine.mail.strange(frame.peer, frame.payload)
+        elif frame.kind == wire.DATA and not frame.flags:
             raise ProtocolError(
                 f"rank {frame.peer} sent {len(frame.payload)} bytes without credit for communicator {comm}, which is not made here"
             )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Departures"]
 
+_AT_ONCE: Final = 512
+"""Communicators beside the world that one GOODBYE tells of."""
 _GONE: Final = "connection closed without goodbye"
 
 
@@ -106,6 +108,14 @@ class Departures:
             self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024)})
             self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))
 
+    def farewells(self, cause: str, groups: Iterable[Group]) -> list[bytes]:
+        """What to say when leaving the mesh: a frame holds so many communicators, so further ones are left one by one before."""
+        world, *others = groups
+        later = others[:_AT_ONCE]
+        return [self.farewell(cause, [group]) for group in others[_AT_ONCE:]] + [
+            self.farewell(cause, [world, *later])
+        ]
+
     def farewell(self, cause: str, groups: Iterable[Group]) -> bytes:
         """GOODBYE from these communicators; from all that there are, if the world is among them."""
         groups = list(groups)
@@ -126,11 +136,13 @@ class Departures:
         if not isinstance(cause, str):
             raise ProtocolError(f"rank {peer} sent a malformed goodbye")
         for group in list(self._groups.values()):
+            if group.comm not in numbers and peer in group.left:
+                continue  # it has said so before
             if peer in group.index and comm in (0, group.comm):
                 number, dead = numbers.get(group.comm, 0), lost.get(group.comm, [])
                 granted = keyed.get(group.comm, KEYED)
-                whole = isinstance(number, int) and isinstance(granted, int)
-                if not whole or not valid_ranks(dead, group.size):
+                whole = type(number) is int and type(granted) is int
+                if not whole or min(number, granted) < 0 or not valid_ranks(dead, group.size):
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
                 group.left[peer] = Farewell(number, cause, tuple(dead), granted)
                 group.rumoured.update(set(dead) - {group.rank})

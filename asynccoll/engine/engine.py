@@ -52,6 +52,8 @@ class Engine:
         """Unpickle nothing that a peer sends, exceptions neither."""
         self.now = 0.0
         """The latest time that the driver gave."""
+        self.closing = False
+        """`close` was called: what still comes is of no consequence."""
         self._groups: dict[int, Group] = {}
         self._outgoing = Outgoing(rank, size)
         self._outboxes = self._outgoing.boxes
@@ -106,7 +108,7 @@ class Engine:
         for early in group.early.values():
             self._outgoing.release(early)
         del self._groups[comm]
-        self.mail.left(comm)
+        self.mail.left(group)
         self.keys.left(comm)
         self._arrivals.left(comm)
 
@@ -203,16 +205,16 @@ class Engine:
         ``ended``: the process ends without having closed, so the peers are to report this rank as lost; what it has taken
         part in to the end still completes on them.
         """
-        self.now = now
+        self.now, self.closing = now, True
         for group in self._groups.values():
             if ended:
                 group.rumoured.add(group.rank)
             for op in list(group.active.values()):
                 self._departures.leave(group, op, cause)
             self.keys.departed(group)
-        goodbye = self._departures.farewell(cause, self._groups.values())
-        for peer in self._outboxes:
-            self._outgoing.post(peer, goodbye)
+        for goodbye in self._departures.farewells(cause, self._groups.values()):
+            for peer in self._outboxes:
+                self._outgoing.post(peer, goodbye)
 
     def pending(self) -> list[Operation]:
         """Operations under way, in the order of their communicators and numbers."""
@@ -299,7 +301,9 @@ class Engine:
         """The connection to ``peer`` ended. Fails what needs it; nothing more is written to it or read from it."""
         self.now = now
         self._outboxes[peer].clear()
-        self._inbounds.pop(peer, None)
+        inbound = self._inbounds.pop(peer, None)
+        if inbound is not None:
+            inbound.dead = True
         self._gone.add(peer)
         self.dirty.pop(peer, None)
         self._arrivals.forget(peer)
@@ -371,7 +375,9 @@ class Engine:
             if tag != op.digests.tag:
                 self._aborts.disagree(op)
                 return False
-            op.inputs.setdefault(peer, InStream()).backlog.append(payload)
+            stream = op.inputs.setdefault(peer, InStream())
+            stream.arrived += len(payload)  # what came before the call was checked when it came
+            stream.backlog.append(payload)
         for peer in sorted(early.wants):
             self._outgoing.wanted(op, peer)
         for peer, record in early.records.items():
@@ -393,6 +399,8 @@ class Engine:
 
     def broken(self, peer: int, error: ProtocolError) -> None:
         """The peer broke the protocol: give it up."""
+        if peer in self._gone:
+            return
         self.events.append(PeerBroken(peer, error))
         for group in self._groups.values():
             group.left.pop(peer, None)  # whatever it said before, it did not leave in good order

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from asynccoll.algorithms.start import graph
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.outbox import EAGER_CREDIT
-from asynccoll.engine.wire import KEYED, LOCAL, MESSAGES
+from asynccoll.engine.wire import KEYED, LOCAL, MESSAGES, longest_record
 from asynccoll.errors import ProtocolError
 
 __all__ = ["MAX_PENDING", "Early", "Farewell", "Group"]
@@ -45,6 +45,8 @@ class Early:
         """Keep a START record; a rank sends one for each round."""
         if peer not in self.group.turns:
             raise ProtocolError(f"rank {peer} sent a START record, and is not to tell this rank")
+        if len(payload) > longest_record(self.group.size):
+            raise ProtocolError(f"rank {peer} sent a START record of {len(payload)} bytes")
         if peer in self.records:
             raise ProtocolError(f"rank {peer} sent two START records")
         self.records[peer] = payload

@@ -68,6 +68,7 @@ class Inbound:
         "_pos",
         "_scratch",
         "bulk",
+        "dead",
         "end",
         "peer",
         "sink",
@@ -87,6 +88,8 @@ class Inbound:
         """End of the staged bytes."""
         self.bulk = False
         """The last frame was a bulk one."""
+        self.dead = False
+        """The peer has been given up: nothing more of it is decoded."""
         self._landing: Landing | None = None
         """Where the bulk payload under way goes, or None between bulk frames."""
         self._memory = self.view
@@ -159,6 +162,8 @@ class Inbound:
                     break
                 self.start = start = after
                 sink.data(peer, flags, comm, seq, tag, view[body:after])
+                if self.dead:
+                    return
             else:
                 if not START <= kind <= LAST:
                     raise ProtocolError(f"rank {peer} sent a frame of unknown kind {kind}")
@@ -170,6 +175,8 @@ class Inbound:
                     break
                 self.start = start = after
                 sink.control(peer, kind, comm, seq, view[body:after])
+                if self.dead:
+                    return
         self.bulk = bulk
         self.start, self.end = start, end
 

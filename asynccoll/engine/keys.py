@@ -204,8 +204,9 @@ class Keys:
         seq = group.next_keyed
         group.next_keyed += 1
         body = group.withdrawn.pop(number, None)
-        op = group.active.pop(wire.LOCAL + number, None)
-        if op is not None:
+        op = group.active.get(wire.LOCAL + number)
+        if op is not None and op.announced:  # those numbers serve receives too
+            del group.active[op.seq]
             op.announced, op.seq = False, seq
             self._engine.begin(group, op)
             return
@@ -216,7 +217,7 @@ class Keys:
             body = group.doom[1]
         if body is not None:  # the withdrawal and the grant have crossed
             self._engine.push(group, wire.abort_frame(group.comm, seq, dict(body)))
-        elif not group.left and not group.lost:
+        elif not group.left and not group.lost and not self._engine.closing:
             raise ProtocolError(f"rank 0 of {group.name!r} granted a number that this rank has not asked for")
 
     def _ended(self, group: Group, number: int, body: Mapping[str, Any]) -> None:
@@ -228,7 +229,7 @@ class Keys:
         origin = body["origin"]
         if origin != group.rank:
             group.withdrawn.pop(number, None)
-        if op is None:
+        if op is None or not op.announced:
             return
         if body["reason"] != "timeout":
             self._aborts.end(op, self._aborts.error_of(op, origin, body))

@@ -36,6 +36,15 @@ _FINGERPRINT: Final = Fingerprint("message")
 _DIGESTS: Final = digests(_FINGERPRINT)
 
 
+_ENVELOPE: Final = 64
+"""Bytes that a waiting message counts for beside its payload, so that small ones are bounded too."""
+
+
+def _cost(nbytes: int) -> int:
+    """Eager credit for a message with so many bytes beside its description, from its sending until it is received."""
+    return nbytes + _ENVELOPE if nbytes else 0
+
+
 class Send(NamedTuple):
     """What `Mail.submit` is to send."""
 
@@ -164,9 +173,10 @@ class Mail:
             self._arrived(group, box, letter)
             return
         outbox = self._outgoing.boxes[peer]
-        inline = size <= INLINE and size <= outbox.credit
+        cost = _cost(size)
+        inline = size <= INLINE and cost <= outbox.credit
         if inline:
-            outbox.credit -= size
+            outbox.credit -= cost
         payload = b"".join(what.item.parts) if inline else b""
         frame = wire.message_frame(op.comm, seq, what.tag, meta, size, payload)
         self._outgoing.post(peer, frame)
@@ -197,12 +207,12 @@ class Mail:
         letter = Letter(source, seq, tag, meta, nbytes)
         if len(rest) == nbytes:
             letter.beside = memoryview(bytes(rest))
-            if nbytes:
-                self._outgoing.owe(peer, nbytes)
         self._arrived(group, box, letter)
 
     def taken(self, group: Group, peer: int, seq: int) -> None:
         """The receiver wants the payload of a message now."""
+        if seq >> 40 != (MESSAGES >> 40) | group.rank:
+            raise ProtocolError(f"rank {peer} asked for the payload of a message that this rank has not sent")
         op = group.active.get(seq)
         if op is None or op.program is None or op.needs != (peer,):
             self._outgoing.post(peer, wire.abort_frame(group.comm, seq, {"reason": "cancel"}))
@@ -214,7 +224,7 @@ class Mail:
         """The sender takes a message back, before its payload has come in full."""
         box = self._boxes.setdefault(group.comm, _Box())
         for letter in box.letters:
-            if letter.seq == seq and not letter.complete:
+            if letter.seq == seq and letter.source == group.index[peer] and not letter.complete:
                 self._drop(group, box, letter)
                 return
 
@@ -235,6 +245,7 @@ class Mail:
     def _match(self, group: Group, box: _Box, op: Operation, what: Receive, letter: Letter) -> None:
         if letter.complete:
             box.letters.remove(letter)
+            self._owe(group, letter)
             self._deliver(group, op, what, letter)
             return
         letter.by = op
@@ -256,6 +267,17 @@ class Mail:
         stream.granted = UNLIMITED  # all of it has a place
         self._outgoing.post(peer, wire.take_frame(group.comm, letter.seq))
         self._engine.advance(transfer)
+
+    def _owe(self, group: Group, letter: Letter) -> None:
+        """A message with its payload beside it waits no more: its sender may send as much again."""
+        if letter.beside is not None and letter.nbytes:
+            self._outgoing.owe(group.members[letter.source], _cost(letter.nbytes))
+
+    def strange(self, peer: int, payload: memoryview) -> None:
+        """A message for a communicator that this rank has left: it is dropped."""
+        _, nbytes, _, rest = wire.parse_message(payload)
+        if nbytes and len(rest) == nbytes:
+            self._outgoing.owe(peer, _cost(nbytes))
 
     def _fetch(
         self, group: Group, box: _Box, letter: Letter, parts: Sequence[memoryview]
@@ -369,6 +391,8 @@ class Mail:
                 if letter.source == source and not letter.complete and letter.taken is None:
                     box.letters.remove(letter)
 
-    def left(self, comm: int) -> None:
+    def left(self, group: Group) -> None:
         """This rank has left a communicator."""
-        self._boxes.pop(comm, None)
+        box = self._boxes.pop(group.comm, None)
+        for letter in box.letters if box is not None else ():
+            self._owe(group, letter)

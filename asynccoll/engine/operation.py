@@ -27,7 +27,7 @@ WINDOW: Final = 1 << 20
 class InStream:
     """Bytes from one peer for one operation."""
 
-    __slots__ = ("backlog", "consumed", "filled", "fold", "granted", "into", "total", "wanted")
+    __slots__ = ("arrived", "backlog", "consumed", "filled", "fold", "granted", "into", "total", "wanted")
 
     def __init__(self) -> None:
         self.into: memoryview | None = None
@@ -44,6 +44,8 @@ class InStream:
         """Bytes given to completed transfers: the offset of the posted transfer in the stream."""
         self.granted = EAGER_STREAM
         """The peer may send bytes below this offset."""
+        self.arrived = 0
+        """Bytes of the stream that have come."""
         self.wanted = False
         """The peer asked for a grant before it was clear that it needs one."""
 
@@ -62,6 +64,14 @@ class InStream:
                 piece = piece[:room]
             self.take(piece)
         return self.complete()
+
+    def count(self, peer: int, nbytes: int) -> None:
+        """So many bytes more have come from ``peer``. `ProtocolError` if it was not to send them yet."""
+        self.arrived = arrived = self.arrived + nbytes
+        if arrived > self.granted:
+            raise ProtocolError(
+                f"rank {peer} sent {arrived} bytes for an operation, and was to send {self.granted}"
+            )
 
     def take(self, piece: memoryview) -> None:
         """Give ``piece``, which fits, to the posted transfer."""

@@ -54,6 +54,7 @@ __all__ = [
     "goodbye_frame",
     "grant_frame",
     "key_frame",
+    "longest_record",
     "message_frame",
     "parse_key",
     "parse_message",
@@ -140,6 +141,11 @@ Record: TypeAlias = tuple[int, int, int, int]
 
 
 Buffer: TypeAlias = bytes | memoryview
+
+
+def longest_record(size: int) -> int:
+    """Bytes of the longest START record in a group of ``size`` ranks, with a block behind it."""
+    return _RECORD.size + ((size + 7) >> 3) + MAX_BLOCK
 
 
 def data_header(flags: int, comm: int, seq: int, tag: int, length: int) -> bytes:

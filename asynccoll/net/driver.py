@@ -168,9 +168,9 @@ class NetDriver(Pump):
             return
         self.closed = True
         self._changed = asyncio.Event()
-        self.engine.close(cause, self.loop.time())
-        self.flush()
         try:
+            self.engine.close(cause, self.loop.time())
+            self.flush()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER):
                     await self._drain()

@@ -145,6 +145,7 @@ class TestLanding:
         wires = alone()
         first, second = bytearray(30_000), bytearray(self.BULK - 30_000)
         wires.start(0, recv(1, first), recv(1, second))
+        wires.feed(0, 1, wire.want_frame(0, 0))
         payload = random.Random(0).randbytes(self.BULK)
         wires.feed(0, 1, self.HEAD + payload)
         assert first + second == payload
@@ -154,6 +155,7 @@ class TestLanding:
         rest, other = bytearray(self.BULK - 30_000), []
         wires.start(0, FoldBytes(1, 30_000, lambda at, piece: None), recv(2, bytearray(1)), recv(1, rest))
         wires.start(0, FoldBytes(1, self.BULK, lambda at, piece: other.append(bytes(piece))))
+        wires.feed(0, 1, wire.want_frame(0, 0))
         payload = random.Random(0).randbytes(self.BULK)
         wires.feed(0, 1, self.HEAD + payload)
         wires.feed(0, 1, data(1, b"z" * self.BULK, flags=0))
@@ -174,7 +176,7 @@ class TestLanding:
         wires = Wires(3, [0])
         into = bytearray(self.BULK)
         wires.start(0, recv(2, bytearray(1)), recv(1, into))
-        wires.feed(0, 1, self.HEAD)
+        wires.feed(0, 1, wire.want_frame(0, 0) + self.HEAD)
         target = wires.engines[0].receive_into(1).obj
         wires.feed(0, 1, b"e" * self.BULK)
         op = wires.engines[0].pending()[0]
@@ -228,7 +230,7 @@ class TestLanding:
     def test_payload_for_a_program_that_has_returned_does_no_harm(self, nbytes):
         wires = Wires(3, [0])
         op = wires.start(0, result="done")
-        wires.feed(0, 1, data(0, bytes(nbytes), flags=0))
+        wires.feed(0, 1, wire.want_frame(0, 0) + data(0, bytes(nbytes), flags=0))
         assert wires.engines[0].pending() == [op]
         wires.feed(0, 2, start_record(size=3, round_=0))
         wires.feed(0, 1, start_record(size=3, round_=1))

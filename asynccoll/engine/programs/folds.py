@@ -22,9 +22,8 @@ from asynccoll.engine.programs.items import (
     doubted,
     recv_item,
     send_item,
-    together,
-    told,
 )
+from asynccoll.engine.programs.waits import together, told
 from asynccoll.engine.transfers import Pause, Program, Transfer, copied
 
 __all__ = ["allreduce", "reduce", "scan"]

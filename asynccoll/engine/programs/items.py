@@ -19,6 +19,7 @@ from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Recv, Send
 from asynccoll.engine.outbox import SEGMENT
+from asynccoll.engine.programs.waits import together, told
 from asynccoll.engine.transfers import (
     DRAIN,
     Program,
@@ -46,8 +47,6 @@ __all__ = [
     "scatter",
     "send_item",
     "spread",
-    "together",
-    "told",
 ]
 
 INLINE: Final = 4096
@@ -396,22 +395,6 @@ def alltoall(items: list[Item], codec: Codec, rank: int, size: int, *, objects: 
     if objects:
         yield from together(rank, size)
     return values
-
-
-def together(rank: int, size: int) -> Generator[Transfer, None, None]:
-    """Wait until every rank has got this far: what one of them cannot rebuild is to be an error on all."""
-    for to, source in dissemination.partners(rank, size):
-        yield SendBytes(to, b"\0")
-        yield RecvBytes(source, memoryview(bytearray(1)))
-
-
-def told(rank: int, size: int, root: int) -> Generator[Transfer, None, None]:
-    """Wait until ``root`` has got this far."""
-    parent, children = family(rank, size, root)
-    if parent is not None:
-        yield RecvBytes(parent, memoryview(bytearray(1)))
-    for child in children:
-        yield SendBytes(child, b"\0")
 
 
 def _settle(codec: Codec, rank: int, described: _Described) -> Sequence[memoryview]:
