@@ -244,7 +244,9 @@ class TestFailure:
                 asynccoll.allreduce(100)
 
         async with asynccoll.local(2) as workers:
-            with pytest.raises(RuntimeError, match="returned while allreduce #0 was under way: await everything"):
+            with pytest.raises(
+                RuntimeError, match="returned while allreduce #0 was under way: await everything"
+            ):
                 await workers.run(forgetful)
             assert await workers.run(lambda: asynccoll.allreduce(1)) == [2, 2]
 
