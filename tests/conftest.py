@@ -6,9 +6,11 @@ import signal
 import pytest
 import uvloop
 
-# A shell starts background jobs with SIGINT ignored, and so would every process that a test starts and interrupts.
+# A shell starts background jobs with SIGINT ignored, `nohup` those with SIGHUP, and so would be every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
