@@ -79,10 +79,11 @@ def alltoall(place: Place, values: Sequence[Any], out: Sequence[Any] | None, nam
     listed = _one_per_rank(place, "alltoall", values)
     arrays = _described(listed)
     if len({None if array is None else array.dtype for array in arrays}) > 1:
-        kinds = ", ".join(
+        each = (
             type(one).__name__ if array is None else f"{type(one).__name__} of {array.dtype.name}"
             for one, array in zip(listed, arrays, strict=True)
         )
+        kinds = ", ".join(dict.fromkeys(each))
         raise TypeError(
             f"alltoall takes arrays of one dtype, or objects alone; these are {kinds:.1000}. "
             "Put an array in a list to send it as an object."
