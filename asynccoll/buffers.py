@@ -433,7 +433,7 @@ def rebuild(container: str, dtype: DType, shape: tuple[int, ...], flat: Flat) ->
     elif container == "scalar":
         model = dtype.storage.type(0)
     elif container == "memoryview":
-        model = memoryview(np.empty(0, dtype.storage))  # type: ignore[arg-type,unused-ignore]
+        model = memoryview(np.empty(0, dtype.storage))  # type: ignore[arg-type,unused-ignore]  # numpy's stubs differ by version
     elif container.startswith("array:"):
         model = array.array(container[6:])
     else:

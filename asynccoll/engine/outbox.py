@@ -12,19 +12,27 @@ from typing import Final
 from asynccoll.engine.operation import EAGER_STREAM, Operation, OutStream
 from asynccoll.engine.wire import EAGER, credit_frame, data_header, want_frame
 
-__all__ = ["EAGER_CREDIT", "SEGMENT", "Outbox"]
+__all__ = ["EAGER_CREDIT", "LEAST", "SEGMENT", "Outbox", "passed_on"]
 
 EAGER_CREDIT: Final = 1 << 18
 """Bytes that may be under way to a peer for operations that it has not started."""
 SEGMENT: Final = 1 << 20
 """Bytes of one bulk frame: large enough that a header and a system call cost little, small enough to stay in cache
 while it is combined and to let other operations in between."""
+LEAST: Final = 1 << 18
+"""Least bytes that ranks pass on to one another at a time, in a tree or a chain."""
+_PIECES: Final = 8
 _CREDIT_LAZY: Final = EAGER_CREDIT >> 3
 """Owed credit that is given back with the next write."""
 _CREDIT_URGENT: Final = EAGER_CREDIT >> 1
 """Owed credit for which a write is made."""
 _ALIGN: Final = 15
 """Bulk frames are cut at multiples of 16 bytes, so that each holds whole elements of any dtype."""
+
+
+def passed_on(nbytes: int) -> int:
+    """Bytes of ``nbytes`` that a rank of a tree or chain passes on at a time: an eighth, but `LEAST` to `SEGMENT`."""
+    return min(SEGMENT, max(LEAST, nbytes // _PIECES))
 
 
 class Outbox:

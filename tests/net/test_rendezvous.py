@@ -153,7 +153,7 @@ async def test_ranks_that_are_early_for_the_next_mesh_are_taken_by_it():
     async def twice(rank):
         meshes = [await form(rank, 3, port)]
         if rank == 0:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # so that the others are early, as a rule; any order of events must do
         meshes.append(await form(rank, 3, port))
         return meshes
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from asynccoll.algorithms import dissemination, pairwise, registry
 from asynccoll.algorithms.binomial import branch, family
 from asynccoll.algorithms.steps import Recv, Send
-from asynccoll.engine.outbox import SEGMENT
+from asynccoll.engine.outbox import passed_on
 from asynccoll.engine.programs.waits import together, told
 from asynccoll.engine.transfers import (
     DRAIN,
@@ -51,10 +51,6 @@ __all__ = [
 
 INLINE: Final = 4096
 """Payloads up to this many bytes travel beside their description."""
-_LEAST: Final = 1 << 18
-"""Least bytes that a broadcast passes on at a time, so that the levels of the tree overlap."""
-_PIECES: Final = 8
-"""Segments in which it passes a value on, as long as they are of `_LEAST` to `SEGMENT` bytes."""
 _HEAD: Final = struct.Struct("<IQ")
 _LONGEST: Final = _HEAD.size + (1 << 13) + 1024 + INLINE
 """Bytes of one description and what is beside it. A ``meta`` is a few names and 64 lengths of 9 bytes, or 1,024 of 8, at most."""
@@ -148,11 +144,6 @@ def _pieces(parts: Sequence[memoryview], longest: int) -> Iterator[memoryview]:
             yield part[lo : lo + longest]
 
 
-def _segment(nbytes: int) -> int:
-    """Bytes of a payload of ``nbytes`` that a broadcast passes on at a time."""
-    return min(SEGMENT, max(_LEAST, nbytes // _PIECES))
-
-
 def spread(payload: memoryview, parts: Sequence[memoryview]) -> None:
     """Fill the parts, which are as long in all, from one piece of memory."""
     at = 0
@@ -222,7 +213,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
         for child in children:
             yield from send_message(child, head)
         if item.nbytes > INLINE:
-            for piece in _pieces(item.parts, _segment(item.nbytes)):
+            for piece in _pieces(item.parts, passed_on(item.nbytes)):
                 for child in children:
                     yield SendBytes(child, piece)
         yield from copied(codec.keep(item))
@@ -239,7 +230,7 @@ def broadcast(item: Item | None, codec: Codec, rank: int, size: int, root: int) 
     described = reader.item()
     reader.end()
     parts = _settle(codec, root, described)
-    for piece in _pieces(parts, _segment(sum(map(len, parts)))):
+    for piece in _pieces(parts, passed_on(sum(map(len, parts)))):
         yield RecvBytes(parent, piece)
         for child in children:
             yield SendBytes(child, piece)

@@ -17,13 +17,12 @@ from asynccoll.algorithms import registry
 from asynccoll.algorithms.start import graph
 from asynccoll.algorithms.steps import Finish, Operand, Recv, Send, Step
 from asynccoll.buffers import Flat, flat_bytes
-from asynccoll.engine.outbox import SEGMENT
+from asynccoll.engine.outbox import LEAST, SEGMENT, passed_on
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
 from asynccoll.engine.wire import MAX_BLOCK
 from asynccoll.reduction import Arithmetic
 
 __all__ = [
-    "SEGMENT_BYTES",
     "SLAB_BYTES",
     "Part",
     "Share",
@@ -48,10 +47,6 @@ Tell: TypeAlias = Callable[[int, int], None]
 
 SLAB_BYTES: Final = 1 << 22
 """Bytes of a slab on the partial plane where that is separate memory: a slab is converted in one go, in about 2 ms."""
-SEGMENT_BYTES: Final = 1 << 18
-"""Least bytes that go up or down a tree, along a chain, or round a ring in waves, at a time."""
-_PIECES: Final = 8
-"""Segments in which an array goes through a tree or a chain, as long as they are of `SEGMENT_BYTES` to `SEGMENT`."""
 _MAX_SEGMENTS: Final = 64
 """Segments of a chunk of the ring, each of at least `SEGMENT`: more would only make the schedule of a huge array long."""
 _SNAPSHOT_BYTES: Final = 1 << 16
@@ -93,9 +88,9 @@ def segment_length(algorithm: str, size: int, count: int, itemsize: int, *, earl
     frame = max(1, SEGMENT // itemsize)
     if algorithm == "ring":
         # Of waves the first results are there after `size` segments.
-        least = max(1, SEGMENT_BYTES // itemsize) if early else frame
+        least = max(1, LEAST // itemsize) if early else frame
         return max(least, count // (size * _MAX_SEGMENTS))
-    return min(frame, max(1, SEGMENT_BYTES // itemsize, count // _PIECES))
+    return max(1, passed_on(count * itemsize) // itemsize)
 
 
 def _slab_length(arithmetic: Arithmetic, count: int) -> int:

@@ -12,7 +12,7 @@ from late import execute
 from wires import KIB, Wires
 
 from asynccoll.buffers import DTYPES
-from asynccoll.engine import wire
+from asynccoll.engine import outbox, wire
 from asynccoll.engine.programs import reductions, scans
 from asynccoll.engine.programs.reductions import Part
 from asynccoll.engine.transfers import SendBytes
@@ -84,7 +84,7 @@ def assert_prefixes(results, exclusive):
 @pytest.fixture
 def small(monkeypatch):
     """Segments of 5 blocks, slabs of 12 (chain) or 8 (doubling)."""
-    monkeypatch.setattr(reductions, "SEGMENT_BYTES", 5 * BLOCK.itemsize)
+    monkeypatch.setattr(outbox, "LEAST", 5 * BLOCK.itemsize)
     monkeypatch.setattr(reductions, "SLAB_BYTES", 24 * BLOCK.itemsize)
     monkeypatch.setattr(reductions, "_SNAPSHOT_BYTES", 8 * BLOCK.itemsize)
 
