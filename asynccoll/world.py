@@ -51,6 +51,7 @@ __all__ = [
     "scan",
     "scatter",
     "send",
+    "shrink",
     "shutdown",
     "split",
     "use",
@@ -420,3 +421,4 @@ recv = on_default(Communicator.recv, get_communicator)
 recv_message = on_default(Communicator.recv_message, get_communicator)
 new_group = on_default(Communicator.new_group, get_communicator)
 split = on_default(Communicator.split, get_communicator)
+shrink = on_default(Communicator.shrink, get_communicator)
