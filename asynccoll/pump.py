@@ -133,7 +133,11 @@ class Pump(ABC):
             peers = tuple(dirty)
             dirty.clear()
             for peer in peers:
-                self.write(peer)
+                try:
+                    self.write(peer)
+                except BaseException as error:
+                    self.fail(error)
+                    raise
         if engine.events:
             for event in engine.take_events():
                 if isinstance(event, PeerBroken):
@@ -149,6 +153,12 @@ class Pump(ABC):
         deadline = engine.next_deadline
         if deadline is not None and (self._timer is None or deadline < self._timer_at):
             self._arm(deadline)
+
+    def fail(self, error: BaseException) -> None:
+        """``error`` came out of the engine in a callback, where nobody awaits it. Re-raise it, for the loop to report."""
+        self.engine.failed(error, self.loop.time())
+        if self.engine.events:  # not here: this may be in the middle of a flush
+            self.loop.call_soon(self.flush)
 
     def _tell(self, error: BaseException) -> None:
         """Log a loss once: it fails many operations, whose works do not complain one by one when nobody awaits them."""
@@ -170,14 +180,22 @@ class Pump(ABC):
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.engine.handle_timer(self.loop.time())
-        self.flush()
+        try:
+            self.engine.handle_timer(self.loop.time())
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self.flush()
 
     def _resume(self) -> None:
         self._turn = None
         self.busy = True
         try:
             self.engine.resume(self.loop.time())
+        except BaseException as error:
+            self.fail(error)
+            raise
         finally:
             self.busy = False
             self.flush()

@@ -295,3 +295,29 @@ class TestTurns:
         driver.submit(operation(driver, PAUSE))
         driver.stop_timer()
         assert driver.loop.turn() == 0
+
+
+class TestFailures:
+    """What the engine raises in a callback has no caller: it must end what it was about, and reach the loop."""
+
+    @pytest.mark.parametrize("where", ["data_to_send", "handle_timer", "resume"])
+    def test_an_engine_that_raises_in_a_callback_ends_every_operation_and_the_loop_hears_of_it(
+        self, driver, monkeypatch, where
+    ):
+        ops = [operation(driver, PAUSE, timeout=5.0), operation(driver, PAUSE)]
+        for op in ops:
+            driver.submit(op)
+        monkeypatch.setattr(driver.engine, where, lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            if where == "data_to_send":
+                driver.submit(operation(driver))
+            elif where == "handle_timer":
+                driver._on_timer()
+            else:
+                driver.loop.turn()
+        monkeypatch.undo()
+        driver.loop.turn()
+        for op in ops:
+            assert op.error.peers == {0}
+            assert op.error.reason.startswith("internal error: ZeroDivisionError")
+        assert ("drop", 1) in driver.story

@@ -237,15 +237,19 @@ class Engine:
         except ProtocolError as error:
             self.broken(peer, error)
             return False
-        except Exception as error:  # a defect of this package: the stream cannot be trusted any more
-            what = f"internal error on bytes of rank {peer}: {type(error).__name__}: {error}"
-            self.broken(peer, ProtocolError(what))
-            raise
-        except BaseException:  # a user's sys.exit(): what came behind that frame must not wait for more bytes
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ):  # a user's: what came behind that frame must not wait for more bytes
             if peer in self._inbounds:
                 self.received(peer, 0, now)
             raise
         return peer not in self._gone
+
+    def failed(self, error: BaseException, now: float) -> None:
+        """``error`` came out of this engine where nothing expects one: see `Losses.resign`."""
+        self.now = now
+        self.losses.resign(error)
 
     def data_to_send(self, peer: int) -> Sequence[memoryview | bytes]:
         """Parts to write to ``peer`` next, in order; empty if there is nothing. The same until `sent` is called."""

@@ -129,6 +129,19 @@ class Losses:
         if me not in self.out:
             self._evict({me: Accusation(Kind.SILENT, self._own_eviction(by))})
 
+    def resign(self, error: BaseException) -> None:
+        """There is no memory, or a defect, so bytes have been lost: this rank takes no further part. It says so itself, else the
+        blame would be on its healthy peers. What is meant for the process, as a user's ``sys.exit()`` is, has lost nothing.
+        """
+        me = self._engine.rank
+        if me in self.out or isinstance(error, KeyboardInterrupt | SystemExit):
+            return
+        own = Accusation(Kind.BROKEN, clipped(f"internal error: {type(error).__name__}: {error}", _REASON))
+        frame = lost_frame({"entries": [_packed(me, me, own, True)]})
+        for peer in self._engine.peers.reachable():
+            self._outgoing.post(peer, frame)
+        self._evict({me: own})
+
     def suspects(self) -> frozenset[int]:
         """The verdict as it stands: who is accused and not out yet."""
         return verdict(self.accusations, self.out)
@@ -236,6 +249,7 @@ def _parsed(peer: int, body: Mapping[str, Any], size: int) -> Iterator[tuple[int
         if not isinstance(entry, list) or list(map(type, entry)) != [int, int, int, str, bool]:
             raise ProtocolError(f"rank {peer} sent a malformed LOST")
         accuser, accused, kind, reason, final = entry
-        if not (0 <= accuser < size and 0 <= accused < size and accuser != accused and 0 <= kind < len(Kind)):
+        known = 0 <= accuser < size and 0 <= accused < size and 0 <= kind < len(Kind)
+        if not known or (accuser == accused and not final):  # of oneself it is a resignation
             raise ProtocolError(f"rank {peer} sent a LOST of ranks {accuser} and {accused}, kind {kind}")
         yield accuser, accused, Accusation(Kind(kind), reason), final

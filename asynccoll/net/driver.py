@@ -80,7 +80,14 @@ class NetDriver(Pump):
             while left > 0:
                 memory = engine.receive_into(peer)
                 room = len(memory)
-                got = sock.recv_into(memory)
+                try:
+                    got = sock.recv_into(memory)
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError as error:
+                    reason = f"connection broken: {error.strerror or error}"
+                    self._ended(peer, reason, silent=error.errno in _UNREACHABLE)
+                    break
                 if not got:
                     self._ended(peer, reason)
                     break
@@ -96,11 +103,9 @@ class NetDriver(Pump):
             else:
                 if self._once:
                     self.loop.call_soon(self._again, peer, sock)
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError as error:
-            reason = f"connection broken: {error.strerror or error}"
-            self._ended(peer, reason, silent=error.errno in _UNREACHABLE)
+        except BaseException as error:
+            self.fail(error)
+            raise
         finally:
             self.busy = False
             self.flush()
@@ -151,7 +156,11 @@ class NetDriver(Pump):
 
     def _writable(self, peer: int, sock: socket.socket) -> None:
         self._blocked.discard(peer)
-        self.write(peer)
+        try:
+            self.write(peer)
+        except BaseException as error:
+            self.fail(error)
+            raise
         if peer not in self._blocked:
             self.loop.remove_writer(sock.fileno())
             if self._changed is not None:

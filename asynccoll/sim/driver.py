@@ -191,6 +191,9 @@ class SimDriver(Pump):
                 self.bytes_received += count
                 if not engine.received(peer, count, self.loop.time()):
                     break
+        except BaseException as error:
+            self.fail(error)
+            raise
         finally:
             self.busy = False
             self.flush()

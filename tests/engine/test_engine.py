@@ -382,15 +382,29 @@ class TestTime:
 class TestDefects:
     """A defect of the package itself must not leave anybody waiting."""
 
-    def test_an_error_that_nothing_expects_gives_the_peer_up_and_is_raised(self, monkeypatch):
+    def test_a_rank_whose_engine_fails_takes_no_further_part_and_tells_the_others_why(self):
+        wires = Wires(3)
+        ops = [wires.start(rank) for rank in range(3)]
+        wires.engines[0].failed(MemoryError("no 9 bytes"), 0.0)
+        wires.collect(0)
+        wires.settle()
+        for rank, op in enumerate(ops):
+            assert op.error.peers == {0}
+            says = "" if rank == 0 else ", says rank 0"
+            assert op.error.reason == f"internal error: MemoryError: no 9 bytes{says}"
+            assert not wires.engines[rank].losses.silent(0)
+        assert wires.evicted == {0: [1, 2], 1: [0], 2: [0]}
+        wires.engines[0].failed(MemoryError("again"), 0.0)
+        assert wires.engines[0].take_events() == []
+        assert "no 9 bytes" in wires.start(0).error.reason
+
+    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+    def test_what_is_meant_for_the_process_is_no_failure_of_the_engine(self, error):
         wires = alone()
         op = wires.start(0)
-        monkeypatch.setattr(wires.engines[0]._arrivals, "_group", lambda *args: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            wires.feed(0, 1, start_record())
-        wires.collect(0)
-        assert "internal error" in str(wires.broken[0][1])
-        assert op.error.peers == {1}
+        wires.engines[0].failed(error, 0.0)
+        assert wires.engines[0].pending() == [op]
+        assert wires.engines[0].losses.out == {}
 
     def test_the_driver_is_told_to_read_no_more_from_a_peer_that_was_given_up(self):
         wires = alone()
