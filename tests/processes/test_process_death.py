@@ -239,3 +239,32 @@ start(main())
     )
     assert [process.code for process in ended] == [0, 1, 0]
     assert "PeerLost: rank 1: barrier #0 on 'world'" in ended[1].errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_rank_whose_dispatch_of_frames_fails_is_the_one_that_all_name(loop):
+    ended = run_ranks(
+        """
+from asynccoll.engine import arrivals
+
+async def main():
+    async with asynccoll.init() as comm:
+        await comm.barrier()
+        if comm.rank == 0:
+            def fails(*_):
+                raise MemoryError("no room for a frame")
+            arrivals.Arrivals.start = fails
+        await comm.allreduce(np.ones(9))
+
+start(main())
+""",
+        3,
+        loop=loop,
+    )
+    assert [process.code for process in ended] == [1, 1, 1]
+    for rank, process in enumerate(ended):
+        says = "" if rank == 0 else ", says rank 0"
+        last = process.errors.rstrip().splitlines()[-1]
+        assert "PeerLost: " in last
+        assert f"lost rank 0 (internal error: MemoryError: no room for a frame{says})" in last
+    assert "MemoryError: no room for a frame\n" in ended[0].errors  # with its traceback, from the loop
