@@ -1,64 +1,95 @@
-"""A rank that computes for long, holds the GIL, or pickles for long is late, not dead; and what one rank alone can import."""
+"""A rank that computes or pickles for long is late, not dead, unless it holds the GIL for long; and what one rank alone can import."""
 
 import pytest
 from scripts import run_ranks
 
-LIVENESS = 0.2
-"""Seconds, as ``init(liveness_timeout=)``. The work takes more than three times as long."""
+LIVENESS = 1.0
+"""Seconds, as ``init(liveness_timeout=)``."""
 
 BUSY = """
 import ctypes
 
-def hold_the_gil():
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(WORK))  # PyDLL keeps the GIL during the call
+SECONDS, GIL = float(os.environ["SECONDS"]), os.environ["GIL"] == "held"
+
+def hold():
+    if GIL:
+        ctypes.PyDLL(None).usleep(ctypes.c_uint(int(SECONDS * 1e6)))  # PyDLL keeps the GIL during the call
+    else:
+        time.sleep(SECONDS)
 
 class Slow:
     def __reduce__(self):
-        time.sleep(WORK / 1e6)
+        hold()
         return str, ("slow",)
 
 def fold(a, b):
-    hold_the_gil()
+    hold()
     return a + b
+
+async def work(comm, kind):
+    if kind == "before its call":
+        if comm.rank == 1:
+            hold()
+        return await comm.allreduce([comm.rank])
+    if kind == "while it is under way":
+        work = comm.allreduce(np.ones(1 << 20))
+        if comm.rank == 1:
+            await asyncio.sleep(0)
+            hold()
+        return float((await work).sum())
+    if kind == "in a reduce function":
+        return await comm.allreduce([comm.rank], fold)
+    return await comm.allgather(Slow() if comm.rank == 1 else "fast")
 
 async def main():
     async with asynccoll.init(liveness_timeout=float(os.environ["LIVENESS"])) as comm:
-        kind = os.environ["KIND"]
-        for _ in range(2):
-            if kind == "before its call":
-                if comm.rank == 1:
-                    hold_the_gil()
-                say(result=await comm.allreduce([comm.rank]))
-            elif kind == "while it is under way":
-                work = comm.allreduce(np.ones(1 << 20))
-                if comm.rank == 1:
-                    await asyncio.sleep(0)
-                    hold_the_gil()
-                say(result=float((await work).sum()))
-            elif kind == "in a reduce function":
-                say(result=await comm.allreduce([comm.rank], fold))
-            else:
-                say(result=await comm.allgather(Slow() if comm.rank == 1 else "fast"))
+        await comm.barrier()
+        try:
+            say(result=await work(comm, os.environ["KIND"]))
+            await comm.barrier()
+        except asynccoll.PeerLost as error:
+            say(peers=sorted(error.peers), reason=error.reason)
 
 start(main())
 """
+KINDS = {
+    "before its call": [0, 1, 2],
+    "while it is under way": 3.0 * (1 << 20),
+    "in a reduce function": [0, 1, 2],
+    "pickling": ["fast", "slow", "fast"],
+}
+"""What keeps a rank from its loop -> the result of the operation."""
+
+
+def run(kind, seconds, *, gil, loop):
+    """What each of three ranks said last, of which one is kept from its loop for ``seconds`` (rank 0 twice, in a reduce function)."""
+    env = {"KIND": kind, "SECONDS": str(seconds), "GIL": "held" if gil else "free", "LIVENESS": str(LIVENESS)}
+    ended = run_ranks(BUSY, 3, loop=loop, env=env)
+    assert [process.code for process in ended] == [0] * 3, [process.errors for process in ended]
+    return [process.said[-1] for process in ended]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-@pytest.mark.parametrize(
-    ("kind", "result"),
-    [
-        ("before its call", [0, 1, 2]),
-        ("while it is under way", 3.0 * (1 << 20)),
-        ("in a reduce function", [0, 1, 2]),
-        ("pickling", ["fast", "slow", "fast"]),
-    ],
-)
-def test_a_rank_that_is_busy_is_not_declared_dead(kind, result, loop):
-    program = f"WORK = {int(LIVENESS * 3.2e6)}\n" + BUSY
-    ended = run_ranks(program, 3, loop=loop, env={"KIND": kind, "LIVENESS": str(LIVENESS)})
-    assert [process.code for process in ended] == [0] * 3, [process.errors for process in ended]
-    assert [[fact["result"] for fact in process.said] for process in ended] == [[result] * 2] * 3
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_kept_from_its_loop_is_not_dead_however_long(kind, loop):
+    assert [fact.get("result") for fact in run(kind, 2.5 * LIVENESS, gil=False, loop=loop)] == [
+        KINDS[kind]
+    ] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_is_one_that_holds_the_gil_for_less_than_the_liveness_timeout(kind):
+    assert [fact.get("result") for fact in run(kind, LIVENESS / 2, gil=True, loop="uvloop")] == [
+        KINDS[kind]
+    ] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_that_holds_the_gil_for_longer_is_reported_as_unresponsive_and_hears_that_it_is_out(kind):
+    busy = 0 if kind == "in a reduce function" else 1
+    for rank, fact in enumerate(run(kind, 2.5 * LIVENESS, gil=True, loop="uvloop")):
+        assert fact.get("peers") == [busy], fact
+        assert fact["reason"].startswith("evicted" if rank == busy else "unresponsive"), fact
 
 
 def test_a_class_that_one_rank_alone_can_import_is_an_error_on_every_rank(tmp_path):
