@@ -128,9 +128,13 @@ class Losses:
             self._consider()
 
     def evicted(self, by: int) -> None:
-        """``by`` says, by another way than the link, that this rank is out."""
+        """``by`` says, by another way than the link, that this rank is out.
+
+        Of two parts of a partition each evicts the other, and hears that of itself when the network is mended: not from a rank of
+        this mesh any more.
+        """
         me = self._engine.rank
-        if me not in self.out:
+        if me not in self.out and by not in self.out:
             self._evict({me: Accusation(Kind.SILENT, self._own_eviction(by))})
 
     def resign(self, error: BaseException) -> None:

@@ -216,6 +216,17 @@ class TestSilence:
         wires.lose(1, 0)
         assert wires.start(1).error.peers == {1}
 
+    def test_but_not_from_a_rank_that_is_out_itself(self):
+        """Each side of a partition has evicted the other, and hears so when the network is mended."""
+        wires = Wires(3, [1])
+        engine = wires.engines[1]
+        engine.silent(2, "unresponsive", 0.0)
+        wires.feed(1, 0, wire.lost_frame({"entries": [[0, 2, 1, "unresponsive", False]]}))
+        wires.agree()
+        assert engine.losses.out.keys() == {2}
+        engine.evicted(2, 5.0)
+        assert engine.losses.out.keys() == {2}
+
     def test_nothing_is_read_from_a_rank_that_is_out(self):
         wires = Wires(3, [0])
         wires.engines[0].receive_into(1)

@@ -1,4 +1,4 @@
-"""A rank that computes or pickles for long is late, not dead, unless it holds the GIL for long; and what one rank alone can import."""
+"""A rank that computes or pickles for long is late, not dead, unless it holds the GIL; and what one rank alone can import."""
 
 import pytest
 from scripts import run_ranks
@@ -62,7 +62,7 @@ KINDS = {
 
 
 def run(kind, seconds, *, gil, loop):
-    """What each of three ranks said last, of which one is kept from its loop for ``seconds`` (rank 0 twice, in a reduce function)."""
+    """What each of three ranks said last, of which one is kept from its loop for ``seconds`` (twice, in a reduce function)."""
     env = {"KIND": kind, "SECONDS": str(seconds), "GIL": "held" if gil else "free", "LIVENESS": str(LIVENESS)}
     ended = run_ranks(BUSY, 3, loop=loop, env=env)
     assert [process.code for process in ended] == [0] * 3, [process.errors for process in ended]

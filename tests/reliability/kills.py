@@ -1,6 +1,6 @@
 """``kill -9`` of real ranks: who notices, whom they name, how soon, at what cost, and whether they can go on.
 
-Each round forms one mesh of processes, kills one rank (``--deaths 2``: two, the second up to 5 ms after the first) at a random
+Each round forms one mesh of processes, kills one rank (``--deaths 2``: two, the second up to 5 ms after the first, or while the others shrink) at a random
 moment, and checks every survivor: a `PeerLost` that names the killed and nobody else. The grid is worlds x algorithms x moments x
 loops; ``--rounds`` is how often each cell is run.
 """
@@ -73,21 +73,27 @@ async def survive(me, algorithm, moment, watch):
     before, used = time.monotonic(), cpu()
     await asyncio.sleep(watch)
     me.say("watched", share=(cpu() - used) / (time.monotonic() - before), pending=len(comm.pending()))
-    if hasattr(comm, "shrink"):
-        await me.told()
-        began = time.monotonic()
-        smaller = await shrunk(comm)
-        total = await smaller.allreduce(np.array([1 << comm.rank]))
-        me.say("shrunk", ranks=list(smaller.ranks), total=int(total[0]), seconds=time.monotonic() - began)
+    await me.told()
+    await go_on(me, comm)
     await me.told()
     await comm.close()
 
 
-async def shrunk(comm):
-    """The communicator of the survivors. Another death on the way is a reason to ask again."""
+async def go_on(me, comm):
+    """Shrink, and work with who is left until all have been told that it is enough. Another death is a reason to shrink again."""
+    began = time.monotonic()
+    enough = asyncio.ensure_future(me.told())
     while True:
         try:
-            return await comm.shrink()
+            smaller = await comm.shrink()
+            first = None
+            while True:
+                total, told = await smaller.allreduce(np.array([1 << comm.rank, enough.done()]))
+                first = first or time.monotonic() - began
+                if told == smaller.world_size:
+                    me.say("shrunk", ranks=list(smaller.ranks), total=int(total), seconds=first)
+                    return
+                await asyncio.sleep(0)  # a sole survivor's operations are done at once
         except asynccoll.PeerLost:
             continue
 
@@ -104,14 +110,17 @@ def play(size, algorithm, moment, loop, *, deaths=1, number=signal.SIGKILL, seed
     # An operation of 64 MB takes about so long; a small one much less than the shortest pause here.
     pause = rng.uniform(0.0, 0.05 * size if moment == "64MB" else 0.05)
     gap = rng.choice([0.0, rng.uniform(0.0, SECOND)])
+    shrinking = dead[1:] if rng.random() < 1 / 3 else []  # these are killed only while the others shrink
+    survivors += shrinking
+    survivors.sort()
     with Crew(size, survive, algorithm, moment, watch, loop=loop) as crew:
         crew.hear("ready", range(size))
         time.sleep(pause)
         killed = crew.send(dead[0], number)
         for other in dead[1:]:
-            if gap:
+            if other not in shrinking:
                 time.sleep(gap)
-            crew.send(other, number)
+                crew.send(other, number)
         if moment == "idle":
             crew.tell(survivors)
         elif moment == "late call":
@@ -120,7 +129,7 @@ def play(size, algorithm, moment, loop, *, deaths=1, number=signal.SIGKILL, seed
         failed = crew.hear("failed", survivors, 15.0)
         for rank, fact in failed.items():
             named = set(fact["peers"])
-            good = named == set(dead) if deaths == 1 else named and named <= set(dead)
+            good = named == {dead[0]} if deaths == 1 or shrinking else named and named <= set(dead)
             if fact["type"] != "PeerLost" or not good:
                 raise Wrong(f"killed {dead}; rank {rank} said {fact['type']}: {fact['text']}")
         if moment == "late call":
@@ -138,13 +147,18 @@ def play(size, algorithm, moment, loop, *, deaths=1, number=signal.SIGKILL, seed
             "same": len({tuple(fact["peers"]) for fact in failed.values()}) == 1,
             "size": size,
         }
-        if hasattr(asynccoll.Communicator, "shrink"):
-            crew.tell(survivors)
-            shrunk = crew.hear("shrunk", survivors, 15.0)
-            for rank, fact in shrunk.items():
-                if fact["ranks"] != survivors or fact["total"] != sum(1 << other for other in survivors):
-                    raise Wrong(f"killed {dead}; rank {rank} shrank to {fact}")
-            found["shrink"] = max(fact["seconds"] for fact in shrunk.values())
+        crew.tell(survivors + shrinking)
+        for other in shrinking:
+            time.sleep(gap)
+            crew.send(other, number)
+            survivors.remove(other)
+        time.sleep(2 * SECOND)
+        crew.tell(survivors)
+        shrunk = crew.hear("shrunk", survivors, 15.0)
+        for rank, fact in shrunk.items():
+            if fact["ranks"] != survivors or fact["total"] != sum(1 << other for other in survivors):
+                raise Wrong(f"killed {dead}; rank {rank} shrank to {fact}")
+        found["shrink"] = max(fact["seconds"] for fact in shrunk.values())
         crew.tell(survivors)
         codes = crew.wait(survivors)
         if any(codes.values()):

@@ -2,14 +2,17 @@
 
 Each round forms one mesh over the cable, cuts it with operations under way or none, and checks every rank: a `PeerLost` within the
 liveness timeout and a second, which names ranks of the other side alone. Then all ask for a communicator of the survivors: the
-majority gets one, of two equal halves that with the lowest rank; the other side is told why not. Needs root.
+majority gets one, of two equal halves that with the lowest rank; the other side is told why not. That
+stays so when the cable is mended. Needs root.
 """
 
 import argparse
+import asyncio
 import itertools
 import logging
 import os
 import random
+import re
 import sys
 import time
 
@@ -56,9 +59,17 @@ async def part(me, moment, liveness):
         smaller = await comm.shrink()
     except asynccoll.AsynccollError as error:
         me.say("shrunk", ranks=None, total=0, type=type(error).__name__, text=str(error))
+        smaller = None
     else:
         total = await smaller.allreduce(np.array([1 << comm.rank]))
         me.say("shrunk", ranks=list(smaller.ranks), total=int(total[0]))
+    await me.told()  # the cable is mended: what could not get through before arrives now
+    await asyncio.sleep(liveness / 2)
+    total = [0] if smaller is None else await smaller.allreduce(np.array([1 << comm.rank]))
+    try:
+        await comm.barrier()
+    except asynccoll.PeerLost as error:
+        me.say("mended", total=int(total[0]), peers=sorted(error.peers))
     await me.told()
     await comm.close()
 
@@ -83,7 +94,8 @@ def play(split, moment, loop, liveness, seed):
         crew.hear("ready", ranks)
         time.sleep(rng.uniform(0.0, 0.3))
         cut = time.monotonic()
-        cable.set("down", rng.randrange(2))
+        end = rng.randrange(2)
+        cable.set("down", end)
         if moment == "late call":
             time.sleep(liveness + GRACE)
         if moment != "busy":
@@ -108,6 +120,11 @@ def play(split, moment, loop, liveness, seed):
                     raise Wrong(f"cut {split}; rank {rank} shrank to {fact}")
             elif fact["ranks"] is not None:
                 raise Wrong(f"cut {split}; rank {rank} of the smaller side shrank to {fact}")
+        cable.set("up", end)
+        crew.tell(ranks)
+        for rank, fact in crew.hear("mended", ranks, 20.0).items():
+            if fact["total"] != shrunk[rank]["total"] or not fact["peers"]:
+                raise Wrong(f"after the cable {split} was mended, rank {rank} got {fact}")
         crew.tell(ranks)
         codes = crew.wait(ranks)
         if any(codes.values()):
@@ -139,7 +156,7 @@ def main(arguments=None):
             options.splits.split(","), options.moments.split(","), options.loops.split(",")
         )
     ]
-    failures, lates = [], []
+    failures, lates, refusals = [], [], []
     began = time.monotonic()
     for number, (seed, split, moment, loop) in enumerate(cells, start=1):
         replay = (
@@ -149,8 +166,7 @@ def main(arguments=None):
         try:
             one = play(split, moment, loop, options.liveness, seed)
             lates.append(one["late"])
-            for text in one["refusals"]:
-                tell(f"{split}, {moment}, {loop}: {text}")
+            refusals += one["refusals"]
             if one["late"] > GRACE and not options.untimed:
                 raise Wrong(f"the last heard {one['late']:.3f} s after the timeout")
         except AssertionError as error:
@@ -160,6 +176,8 @@ def main(arguments=None):
             tell(
                 f"{number} of {len(cells)} rounds, {len(failures)} failures, {time.monotonic() - began:.0f} s"
             )
+    for text in sorted({re.sub(r"^rank \d+|[\d.]+ s\b", "...", text) for text in refusals}):
+        tell(f"a smaller side was told: {text}")
     return conclude(
         failures,
         rounds=len(cells),
