@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from asynccoll.engine import wire
-from asynccoll.engine.engine import Engine, PeerBroken
+from asynccoll.engine.engine import Engine, PeerBroken, PeerEvicted
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.transfers import RecvBytes, SendBytes
@@ -75,6 +75,8 @@ class Wires:
         """Rank -> operations in the order in which they ended."""
         self.broken = {rank: {} for rank in self.engines}
         """Rank -> peer -> the `ProtocolError` for which the peer was given up."""
+        self.evicted = {rank: [] for rank in self.engines}
+        """Rank -> peers whose open connection it gave up."""
         self.log = []
         """(source, destination, bytes) of each write that took something."""
 
@@ -127,6 +129,8 @@ class Wires:
         for event in engine.take_events():
             if isinstance(event, PeerBroken):
                 self.broken[rank][event.peer] = event.error
+            elif isinstance(event, PeerEvicted):
+                self.evicted[rank].append(event.peer)
             else:
                 self.ended[rank].append(event)
 
@@ -152,7 +156,7 @@ class Wires:
         """Let ``rank`` read ``data`` from ``peer``, at most ``piece`` bytes at a time, unless it gives the peer up."""
         engine = self.engines[rank]
         left = memoryview(data)
-        while left and peer not in self.broken[rank]:
+        while left and peer not in self.broken[rank] and peer not in self.evicted[rank]:
             memory = engine.receive_into(peer)
             count = min(len(memory), len(left), piece or len(left))
             assert count, "the engine offered no memory"
