@@ -164,6 +164,8 @@ class SimDriver(Pump):
         self.frozen = False
         """The rank is stopped: what arrives waits, and so do its timers."""
         self.crashed = False
+        self.untold: set[int] = set()
+        """Peers that were evicted, and whose link did not take the reason."""
         self._links: dict[int, Link] = {}
         """Peer -> link to it, made when it is first written to."""
         self._gone: set[int] = set()
@@ -274,12 +276,16 @@ class SimDriver(Pump):
         self.flush()
 
     def silent(self, peer: int, seconds: float) -> None:
-        """Nothing has come from the peer for so long: it is lost, though its link is open."""
-        if peer in self._gone or self.closed:
-            return
-        self.drop(peer)
-        self.engine.peer_lost(peer, f"silent for {seconds:g} s", self.loop.time())
-        self.flush()
+        """Nothing has come from the peer for so long. Its link stays open until the ranks agree that it is lost."""
+        if peer not in self._gone and not self.closed:
+            self.engine.silent(peer, f"silent for {seconds:g} s", self.loop.time())
+            self.flush()
+
+    def evicted(self, by: int) -> None:
+        """A peer can be heard again, and has given this rank up meanwhile."""
+        if not self.closed and not self.frozen:
+            self.engine.evicted(by, self.loop.time())
+            self.flush()
 
     def drop(self, peer: int) -> None:
         """See `Pump.drop`."""
@@ -290,6 +296,15 @@ class SimDriver(Pump):
                 self.network.pulses.parted(self.engine.rank, peer)
             if self._idle is not None:
                 self._idle.set()
+
+    def evict(self, peer: int) -> None:
+        """See `Pump.evict`. The peer reads why, if the link takes that; else a pulse says it."""
+        self.write(peer)
+        if self.engine.data_to_send(peer):
+            self.untold.add(peer)
+        self.drop(peer)
+        self.write(peer)  # to nowhere
+        self.network.listen()
 
     # -- faults -------------------------------------------------------------------------------------------
 

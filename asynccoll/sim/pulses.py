@@ -1,8 +1,9 @@
 """Liveness in the simulation: who hears nothing of whom, and for how long. Knows stopped ranks and stalled links, not frames.
 
 Real ranks beat on a second connection. Here the network knows when no beat could arrive: the observer's patience runs while its
-peer is stopped or dead, or while the link from it is stalled, and anew when the observer itself was stopped. A beat that could
-arrive is not sent, so that a program which would hang has no timer left, and is found.
+peer is stopped or dead, or while the link from it is stalled, and anew when the observer itself was stopped. Whoever can be heard
+again says whom it has given up. A beat that could arrive is not sent, so that a program which would hang has no timer left, and is
+found.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ class Pulses:
 
     def _check(self, observer: SimDriver, peer: SimDriver) -> None:
         pair = observer.engine.rank, peer.engine.rank
-        deaf = observer.frozen or observer.closed or observer.parted(pair[1])
-        quiet = not deaf and (peer.frozen or peer.crashed or peer.link(pair[0]).stalled)
+        deaf = observer.frozen or observer.closed
+        mute = peer.frozen or peer.crashed or peer.link(pair[0]).stalled
+        if not (deaf or mute or peer.closed) and pair[0] in peer.engine.losses.out:
+            if pair[0] in peer.untold:
+                observer.evicted(pair[1])
+        quiet = mute and not deaf and not observer.parted(pair[1])
         clock = self._clocks.get(pair)
         if quiet and clock is None:
             self._clocks[pair] = self._network.loop.call_later(self.timeout, self._expire, observer, peer)

@@ -64,24 +64,38 @@ class Cluster:
         """Run ``coroutine`` as a task of the process of ``rank``."""
         return self.processes[rank].spawn(coroutine)
 
+    def abandon(self) -> None:
+        """Kill every process: the run is given up."""
+        self.call_off()
+        for rank, process in enumerate(self.processes):
+            self.network.drivers[rank].crash()
+            process.kill()
+            process.thaw()
+
     # -- faults -------------------------------------------------------------------------------------------
 
     def set(self, fault: Fault) -> None:
         """Let ``fault`` strike when its moment comes, counted from now."""
-        if fault.at is None and fault.after is None:
-            self.strike(fault)
+        self.when(fault.at, fault.after, fault.where(), lambda: self.strike(fault))
+
+    def when(
+        self, at: float | None, after: int | None, ranks: frozenset[int], do: Callable[[], None]
+    ) -> None:
+        """Call ``do`` in ``at`` seconds, or when ``after`` pieces have moved to or between ``ranks``; with neither, at once."""
+        if at is None and after is None:
+            do()
             return
         calls_off: list[Callable[[], None]] = []
 
         def strike() -> None:
             for call_off in calls_off:
                 call_off()
-            self.strike(fault)
+            do()
 
-        if fault.at is not None:
-            calls_off.append(self.loop.call_later(fault.at, strike).cancel)
-        if fault.after is not None:
-            calls_off.append(self.network.after(fault.after, fault.where(), strike))
+        if at is not None:
+            calls_off.append(self.loop.call_later(at, strike).cancel)
+        if after is not None:
+            calls_off.append(self.network.after(after, ranks, strike))
         self._set += calls_off
 
     def call_off(self) -> None:

@@ -110,7 +110,9 @@ class Simulation:
             try:
                 return runner.run(run.all_generations())
             except Stuck as error:
-                raise Stuck(f"{error}{run.waits()}. The run: {self!r}") from None
+                waits = run.waits()
+                run.abandon()
+                raise Stuck(f"{error}{waits}. The run: {self!r}") from None
             finally:
                 self.time, self.trace_hash = loop.time(), trace.hash
 
@@ -136,6 +138,11 @@ class _Run:
             if comm.pending() and not process.dead
         ]
         return "; " + "; ".join(waits) if waits else ""
+
+    def abandon(self) -> None:
+        """End what still runs: it will never end by itself."""
+        if self._cluster is not None:
+            self._cluster.abandon()
 
     async def all_generations(self) -> list[Any]:
         simulation = self._simulation

@@ -1,0 +1,245 @@
+"""One run of a plan: its ranks make their calls, its troubles strike, and what came of each call is kept. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import numpy as np
+
+from asynccoll.communicator import Communicator, Options
+from asynccoll.errors import AsynccollError
+from asynccoll.sim.faults import Crash, Cut, Fault, Partition, Slow, Stall
+from asynccoll.sim.trace import Trace
+from asynccoll.testing.cluster import Cluster
+from asynccoll.testing.soak.plans import LIVENESS, LOCAL, Plan, Trouble
+from asynccoll.testing.soak.steps import broken, differ
+
+__all__ = ["LONG", "SENTINEL", "World"]
+
+SENTINEL: Final = 77
+"""What a rank fills its memory with when it has got it back."""
+LONG: Final = 100_000.0
+"""Virtual seconds after which whatever is under way has arrived or will never."""
+
+
+class World:
+    """One run of a plan, in the running `SimLoop`."""
+
+    def __init__(self, plan: Plan, trace: Trace | None = None) -> None:
+        self.plan = plan
+        self.loop = asyncio.get_running_loop()
+        self.cluster = Cluster(
+            plan.size,
+            seed=plan.seed,
+            conditions=plan.conditions,
+            options=Options(timeout=None),
+            liveness_timeout=LIVENESS,
+            trace=trace,
+        )
+        self.comms = self.cluster.comms
+        self.groups: dict[tuple[int, int], Communicator] = {}
+        """(rank, group) -> its communicator."""
+        self.called: dict[tuple[int, int], float] = {}
+        """(rank, step) -> when it was called."""
+        self.ends: dict[tuple[int, int], Any] = {}
+        """(rank, step) -> result or error."""
+        self.returned: list[Any] = []
+        """Memory that ranks have got back after an error, filled with `SENTINEL`."""
+        self.unhandled: list[str] = []
+        """What reached the loop's exception handler."""
+        self.struck: list[Trouble] = []
+        """Troubles that have come to pass, in order."""
+        self.left: set[int] = set()
+        """Ranks that left in good order."""
+        self._changed = asyncio.Event()
+        self.cluster.on_end = self._changed.set
+        self.loop.set_exception_handler(lambda loop, context: self.unhandled.append(str(context)))
+
+    # -- who is there -------------------------------------------------------------------------------------
+
+    def dead(self) -> set[int]:
+        """Ranks that have died."""
+        return {rank for rank, process in enumerate(self.cluster.processes) if process.dead}
+
+    def staying(self) -> list[int]:
+        """Ranks that run, and have not left."""
+        gone = self.dead() | self.cluster.stopped_for_good | self.left
+        return [rank for rank in range(self.plan.size) if rank not in gone]
+
+    # -- the program --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run the program of every rank to its end, and wait until nothing moves any more."""
+        await self.on_all(range(self.plan.size), self._rank)
+        await asyncio.sleep(LONG)
+
+    async def on_all(self, ranks: Any, main: Any) -> dict[int, Any]:
+        """Run ``main(rank)`` in each rank's process. What came of it, by rank: result or exception; not of the dead and stopped."""
+        tasks = {rank: self.cluster.spawn(rank, main(rank)) for rank in ranks}
+        for task in tasks.values():
+            task.add_done_callback(lambda _: self._changed.set())
+        while any(
+            not task.done() and rank not in self.cluster.stopped_for_good for rank, task in tasks.items()
+        ):
+            self._changed.clear()
+            await self._changed.wait()
+        gone = self.dead() | self.cluster.stopped_for_good
+        ends = {}
+        for rank, task in tasks.items():
+            if rank not in gone:
+                error = asyncio.CancelledError() if task.cancelled() else task.exception()
+                ends[rank] = task.result() if error is None else error
+        return ends
+
+    async def _rank(self, rank: int) -> None:
+        plan, comm = self.plan, self.comms[rank]
+        waits: list[asyncio.Task[None]] = []
+        for number, members in enumerate(plan.groups):
+            if rank in members and plan.seed % 2:
+                self._make(rank, number)
+        for at in plan.orders[rank]:
+            await asyncio.sleep(plan.pauses[rank][at])
+            step = plan.program.steps[at]
+            if step.group is not None and (rank, step.group) not in self.groups:
+                self._make(rank, step.group)
+            leaves = self._call(rank, at, comm if step.group is None else self.groups[rank, step.group], waits)
+            if leaves is not None:
+                await leaves.wait()
+                await comm.close()
+                break
+        await asyncio.gather(*waits)
+
+    def _make(self, rank: int, number: int) -> None:
+        made = self.comms[rank].new_group(self.plan.groups[number])
+        assert made is not None
+        self.groups[rank, number] = made
+
+    def _call(
+        self, rank: int, at: int, comm: Communicator, waits: list[asyncio.Task[None]]
+    ) -> asyncio.Event | None:
+        """Make the call of a step. Where the rank is to leave after it: what tells when."""
+        plan = self.plan
+        mine = [trouble for trouble in plan.of(at) if trouble.rank == rank]
+        kinds = {trouble.kind: trouble for trouble in mine}
+        call = plan.program.call(at, comm.rank)
+        if rank in plan.limited and any(trouble.kind == "late" for trouble in plan.of(at)):
+            call.options["timeout"] = plan.timeout
+        if "mismatch" in kinds:
+            call = differ(plan.program, at, call, kinds["mismatch"].detail)
+        elif "refusal" in kinds:
+            call.options["timeout"] = "soon"
+        elif "raise" in kinds:
+            call = broken(call, lambda: ValueError("raised on purpose"))
+        if plan.keys[at] is not None:
+            call.options["key"] = plan.keys[at]
+        self.called[rank, at] = self.loop.time()
+        work = getattr(comm, call.verb)(*call.args, **call.options)
+        if call.args and isinstance(call.args[0], np.ndarray) and call.lent is not call.args[0]:
+            call.args[0][...] = SENTINEL  # what counts is the content at the call
+        scope = asyncio.timeout(None)
+        wait = asyncio.ensure_future(self._wait(rank, at, work, call.lent, scope))
+        waits.append(wait)
+        leaves = None
+        for trouble in mine:
+            if trouble.kind in ("cancel", "leave") or trouble.kind not in LOCAL:
+                if trouble.kind == "leave":
+                    leaves = asyncio.Event()
+                self._set(trouble, work, wait, scope, leaves)
+            else:
+                self.struck.append(trouble)
+        return leaves
+
+    async def _wait(
+        self, rank: int, at: int, work: Any, lent: Any, scope: asyncio.Timeout
+    ) -> None:
+        process = self.cluster.processes[rank]
+        try:
+            async with scope:
+                self.ends[rank, at] = await work
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (judged later)
+            if process.dead:
+                raise
+            self.ends[rank, at] = error
+            if lent is not None and work.done():
+                lent[...] = SENTINEL
+                self.returned.append(lent)
+
+    # -- troubles -----------------------------------------------------------------------------------------
+
+    def begin_epilogue(self) -> None:
+        """The troubles that come after the last step are set now."""
+        for trouble in self.plan.of(len(self.plan.program.steps)):
+            if trouble.kind != "leave":
+                self._set(trouble)
+
+    def _set(
+        self,
+        trouble: Trouble,
+        work: asyncio.Future[Any] | None = None,
+        wait: asyncio.Task[None] | None = None,
+        scope: asyncio.Timeout | None = None,
+        leaves: asyncio.Event | None = None,
+    ) -> None:
+        def strike() -> None:
+            if self.cluster.processes[trouble.rank].dead:
+                return
+            self.struck.append(trouble)
+            if trouble.kind == "leave" and leaves is not None:
+                self.left.add(trouble.rank)
+                leaves.set()
+            elif trouble.kind == "cancel":
+                self._cancel(trouble, work, wait, scope)
+            else:
+                self.cluster.strike(self._fault(trouble))
+
+        after = trouble.pieces or None
+        self.cluster.when(trouble.delay, after, frozenset([trouble.rank]), strike)
+
+    def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
+        if wait.done() or self.cluster.processes[trouble.rank].frozen:
+            return
+        if trouble.detail == "work":
+            work.cancel()
+        elif trouble.detail == "task":
+            wait.cancel()
+        elif scope.when() is None and not work.done():
+            scope.reschedule(self.loop.time())
+
+    def _fault(self, trouble: Trouble) -> Fault:
+        rank, other, seconds = trouble.rank, trouble.other, trouble.seconds
+        match trouble.kind:
+            case "crash":
+                return Crash(rank, trouble.pieces % 3 == 0)
+            case "stop":
+                return Stall(rank)
+            case "pause":
+                return Stall(rank, seconds)
+            case "fin":
+                return Cut(rank, other, "fin")
+            case "rst":
+                return Cut(rank, other, "rst")
+            case "stall":
+                return Cut(rank, other, "stall", seconds)
+            case "partition":
+                side = frozenset(one for one in range(self.plan.size) if other >> one & 1)
+                return Partition(side, seconds)
+        return Slow(rank)
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close every rank that still can; what is stopped for good is killed."""
+        self.cluster.call_off()
+        for rank in sorted(self.cluster.stopped_for_good):
+            self.cluster.strike(Crash(rank))
+        await self.on_all(
+            [rank for rank in range(self.plan.size) if rank not in self.dead()],
+            lambda rank: self.comms[rank].close(),
+        )
+        await asyncio.sleep(LONG)
+
+
+def is_ours(error: BaseException) -> bool:
+    """``error`` is one that a rank may get, by its type."""
+    return isinstance(error, AsynccollError | asyncio.CancelledError | TimeoutError)
