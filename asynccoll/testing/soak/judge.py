@@ -25,6 +25,8 @@ __all__ = ["Judge"]
 
 _SILENT: Final = ("pause", "stop", "stall", "partition")
 """Troubles that make a rank silent."""
+_PARTED: Final = {"stall", "partition", "fin", "rst"}
+"""Troubles that may leave two living ranks without a way to one another, so that each takes the other for dead."""
 
 
 class Judge:
@@ -223,8 +225,8 @@ class Judge:
                     require(
                         peers == others, f"rank {rank} takes {set(peers)} for lost, rank {other} {set(others)}"
                     )
-        kinds = {trouble.kind for trouble in world.struck}
-        if not kinds & {"stall", "partition"} and not world.left:
+        parted = {"stall", "partition"} if len(self.plan.troubles) == 1 < self.plan.size - 1 else _PARTED
+        if not any(trouble.kind in parted for trouble in world.struck) and not world.left:
             out = frozenset(self.dead | {rank for rank, peers in lost.items() if rank in peers})
             for rank, peers in lost.items():
                 require(rank in out or peers == out, f"rank {rank} takes {set(peers)} for lost, not {set(out)}")

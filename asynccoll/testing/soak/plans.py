@@ -33,7 +33,7 @@ _COUNTS: Final = {0: 15, 1: 45, 2: 20, 3: 12, 4: 8}
 """How many troubles one seed has, and how often."""
 ON_A_LINK: Final = 400_000
 """Bytes that a control frame may have to wait for, besides the link's buffer: a segment, and what came before it."""
-_PIECES: Final = 60
+_PIECES: Final = 40
 """About how many pieces of a link one rank's part in a step may take: what a seed costs."""
 LIVENESS: Final = 5.0
 """Virtual seconds of silence after which a rank is taken for lost."""
@@ -105,7 +105,8 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
     count = rng.choices([*_COUNTS], [*_COUNTS.values()])[0]
     kinds = rng.choices([*TROUBLES], [*TROUBLES.values()], k=count)
     bulk = rng.random() < 0.15 and size <= 8
-    conditions = _conditions(rng, bool({"late", "mismatch", "leave"}.intersection(kinds)), bulk)
+    quick = bool({"late", "mismatch", "leave"}.intersection(kinds))
+    conditions = _conditions(rng, quick, bulk, 1 if size <= 4 else 25)
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     groups = []
     if size > 2 and rng.random() < 0.3:
@@ -113,7 +114,7 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
             tuple(rng.sample(range(size), rng.randint(2, size))) for _ in range(rng.randint(1, 2))
         ]
     steps = [
-        _step(rng, size, groups, _PIECES * max(1, piece)) for _ in range(rng.randint(1, 4 if size <= 8 else 2))
+        _step(rng, size, groups, _PIECES * max(1, piece)) for _ in range(rng.randint(1, 4 if size <= 8 and piece > 3 else 2))
     ]
     if bulk:  # large blocks straight into the ranks' memory
         at = rng.randrange(len(steps))
@@ -189,10 +190,13 @@ def _draw_keys(plan: Plan, rng: random.Random) -> None:
         plan.orders.append([lanes[lane].pop(0) for lane in turns])
 
 
-def _conditions(rng: random.Random, quick: bool, bulk: bool) -> Conditions:
-    """``quick``: a control frame arrives within a tenth of a second. Else links are as slow as they like."""
-    piece = rng.choice([3000, 1 << 16] if bulk else [1, 3, 25, 200, 3000, 1 << 16])
+def _conditions(rng: random.Random, quick: bool, bulk: bool, least: int) -> Conditions:
+    """``quick``: a control frame arrives within a tenth of a second. Else links are as slow as they like. ``least``: the smallest
+    piece that costs no more than a seed may.
+    """
+    piece = rng.choice([3000, 1 << 16] if bulk else [1, 3, 25, 200, 200, 3000, 3000, 1 << 16])
     buffer = rng.choice([1 << 14, 1 << 18] if bulk else [1, 50, 1000, 1 << 14, 1 << 18])
+    piece, buffer = max(piece, least), max(buffer, least)
     delay = rng.choice([0.0, 0.0, 0.0001, 0.002, 0.1])
     if quick:
         buffer = max(buffer, 1000)
