@@ -17,9 +17,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from asynccoll import world
 from asynccoll.background import LoopThread, result_of
 from asynccoll.calls import Parts
-from asynccoll.communicator import Communicator, ranks_of
+from asynccoll.communicator import Communicator
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.errors import AlreadyInitialized, NotInitialized
+from asynccoll.groups import Lineage, ranks_of
 from asynccoll.launch import launch
 from asynccoll.objects import describe_error
 from asynccoll.pending import Pending, SyncStream
@@ -79,6 +80,7 @@ __all__ = [
     "scatter_async",
     "send",
     "send_async",
+    "shrink",
     "shutdown",
     "split",
     "world_size",
@@ -115,8 +117,8 @@ class _Threaded(Communicator):
         with self._counting:
             self._under_way -= 1
 
-    def _sub(self, comm: int, name: str) -> Self:
-        return type(self)(Communicator(self._pump, name, self._options, comm), self._thread)
+    def _sub(self, comm: int, name: str, lineage: Lineage | None = None) -> Self:
+        return type(self)(Communicator(self._pump, name, self._options, comm, lineage), self._thread)
 
     def _skip(self, refused: Any) -> None:
         self._thread.soon(lambda: self._start(refused).exception())
@@ -292,6 +294,13 @@ class SyncCommunicator:
         rows = self.allgather((color, self.rank if order is None else order), name=name)
         return None if color is None else self.new_group(ranks_of(color, rows), name)
 
+    def shrink(self, *, timeout: float | None = None, name: str | None = None) -> SyncCommunicator:
+        """A communicator of the ranks that are left: see `asynccoll.Communicator.shrink`. Every survivor calls."""
+        self.refuse_inside("shrink()")
+        self._threaded._usable()
+        made = result_of(self._thread.run(self._threaded.shrink(timeout=timeout, name=name)))
+        return SyncCommunicator(made, self._thread)
+
     def refuse_inside(self, what: str) -> None:
         """Raise RuntimeError if the caller is a reduce function or a callback, where ``what`` would wait for itself."""
         self._thread.refuse_inside(what)
@@ -436,6 +445,7 @@ recv_message = _on_default(SyncCommunicator.recv_message)
 recv_message_async = _on_default(SyncCommunicator.recv_message_async)
 new_group = _on_default(SyncCommunicator.new_group)
 split = _on_default(SyncCommunicator.split)
+shrink = _on_default(SyncCommunicator.shrink)
 all_gather = allgather
 all_gather_async = allgather_async
 gather = _on_default(SyncCommunicator.gather)

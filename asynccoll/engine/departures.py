@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from asynccoll.engine.aborts import Aborts
@@ -161,6 +161,31 @@ class Departures:
                     raise ProtocolError(f"rank {peer} sent a malformed goodbye")
                 group.left[peer] = Farewell(number, cause, granted, ended)
                 self._settle(group)
+
+    def survivors(self, members: Iterable[int], comm: int) -> tuple[int, ...]:
+        """Which of these world ranks, the members of ``comm``, are alive and have not left."""
+        left = self._groups[comm if comm in self._groups else 0].left
+        return tuple(rank for rank in members if rank not in self._losses.out and rank not in left)
+
+    def may_go_on(self, members: Sequence[int], comm: int) -> PeerLost | None:
+        """Why this rank may not go on with the survivors of these; None if it may.
+
+        Ranks that have fallen silent may be alive on the other side of a partition, and think the same of this side: only one side
+        may go on, the larger one, or of equal halves that with the lowest rank.
+        """
+        own, out = self._engine.rank, self._losses.out
+        if own in out:
+            return PeerLost([members.index(own)], out[own].reason)
+        here = [members.index(rank) for rank in self.survivors(members, comm)]
+        there = [at for at, rank in enumerate(members) if rank in out and self._losses.silent(rank)]
+        if there and (len(here), -min(here)) < (len(there), -min(there)):
+            sides = f"{len(there)} ranks there, {len(here)} here"
+            return PeerLost(
+                there,
+                f"they are silent, and may be alive behind a broken network: {sides}, and only the larger part may go on, "
+                "or of equal halves the one with the lowest rank",
+            )
+        return None
 
     def inherit(self, group: Group, world: Group) -> None:
         """A communicator is made: who has died or left the mesh before is missing in it from the start."""
