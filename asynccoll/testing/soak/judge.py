@@ -214,6 +214,38 @@ class Judge:
                 lost[rank] = frozenset()
         return lost
 
+    def shrunk(self, ends: dict[int, Any], lost: dict[int, frozenset[int]], quiet: bool) -> None:
+        """Judge what the survivors got from `shrink`, given whom each took for lost. ``quiet``: nothing went wrong meanwhile."""
+        world, size = self.world, self.plan.size
+        groups: dict[int, tuple[int, ...]] = {}
+        for rank, end in ends.items():
+            where = f"rank {rank} shrinks: {end!r}"
+            if isinstance(end, tuple):
+                groups[rank] = end
+                require(not set(end) & world.left, where)
+            elif isinstance(end, PeerLost):
+                self._judge_lost(set(end.peers), where)
+            elif isinstance(end, CollectiveTimeout):
+                require(not quiet, where)
+            else:
+                require(not isinstance(end, BaseException) or is_ours(end), where)
+                raise Stray(where)
+        kinds = {trouble.kind for trouble in world.struck}
+        for rank, group in groups.items():
+            for other, theirs in groups.items():
+                together = rank in theirs and other in group
+                require(not together or group == theirs or not quiet, f"{rank} has {group}, {other} {theirs}")
+                if not kinds & {"fin", "rst"}:  # what is cut in sight may fall apart, what is silent may not
+                    require(bool(set(group) & set(theirs)), f"two parts go on: {group} and {theirs}")
+        if quiet:
+            for rank, end in ends.items():
+                here = size - len(lost[rank]) - len(world.left)
+                if here > len(lost[rank]):
+                    require(rank in groups, f"a majority may go on, rank {rank}: {end!r}")
+                    gone = lost[rank] | world.left
+                    whole = tuple(one for one in range(size) if one not in gone)
+                    require(groups[rank] == whole, f"rank {rank} goes on with {groups[rank]}, not {whole}")
+
     def agreed(self, ends: dict[int, Any]) -> dict[int, frozenset[int]]:
         """The same, when all has settled: the ranks agree."""
         world, lost = self.world, self.probe(ends)

@@ -12,7 +12,7 @@ import numpy as np
 from asynccoll.sim.links import Conditions
 from asynccoll.testing.soak.steps import FIELDS, FOLDS, Step, Steps
 
-__all__ = ["LOCAL", "TROUBLES", "Plan", "Trouble", "draw"]
+__all__ = ["LIVENESS", "LOCAL", "STAGES", "TROUBLES", "Plan", "Trouble", "draw"]
 
 LOCAL: Final[Mapping[str, int]] = {"cancel": 5, "late": 3, "mismatch": 3, "refusal": 2, "raise": 1}
 """What one rank may do to one step, and how often: only that step ends badly."""
@@ -29,6 +29,8 @@ TROUBLES: Final[Mapping[str, int]] = {
     "slow": 1,
 }
 """What may go wrong, and how often."""
+STAGES: Final = ("settle", "shrink", "close")
+"""What comes after the last step."""
 _COUNTS: Final = {0: 15, 1: 45, 2: 20, 3: 12, 4: 8}
 """How many troubles one seed has, and how often."""
 ON_A_LINK: Final = 400_000
@@ -52,7 +54,7 @@ class Trouble(NamedTuple):
     pieces: int
     """or when so many pieces have arrived at the rank, if that is sooner; 0: the delay alone counts."""
     detail: str = ""
-    """Of a mismatch: the field that differs. Of a cancel: in which way."""
+    """Of a mismatch: the field that differs. Of a cancel: in which way. After the last step: in which stage, one of `STAGES`."""
     other: int = 0
     """Of a cut: the other rank. Of a partition: the ranks on the side of `rank`, as bits."""
     seconds: float | None = None
@@ -143,13 +145,13 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
     rank = rng.choice(steps[at].members)
     if kind in LOCAL and any(trouble.rank == rank for trouble in plan.of(at)):
         return
-    if kind not in LOCAL and rng.random() < 0.2:
+    if kind not in LOCAL and kind != "leave" and rng.random() < 0.2:
         at = len(steps)
     if rng.random() < 0.3:
         delay, pieces = rng.choice([0.0, rng.random() * 0.01, rng.random() * pace]), 0
     else:  # in the middle of a transfer
         delay, pieces = rng.choice([3.0, 1000.0]), int(2 ** (rng.random() * 8))
-    trouble = Trouble(kind, rank, at, delay, pieces)
+    trouble = Trouble(kind, rank, at, delay, pieces, rng.choice(STAGES) if at == len(steps) else "")
     peers = [peer for peer in range(plan.size) if peer != rank]
     match kind:
         case "late":

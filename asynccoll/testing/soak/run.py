@@ -6,20 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
-
-from asynccoll.communicator import Communicator, Options
 from asynccoll.sim.loop import SimLoop
 from asynccoll.sim.trace import Trace
-from asynccoll.testing.cluster import Cluster
 from asynccoll.testing.soak import leftovers
-from asynccoll.testing.soak.errors import require
+from asynccoll.testing.soak.epilogue import go_on, restart
 from asynccoll.testing.soak.judge import Judge
 from asynccoll.testing.soak.plans import Plan, draw
 from asynccoll.testing.soak.watch import Watch
-from asynccoll.testing.soak.world import LONG, World
+from asynccoll.testing.soak.world import World
 
 __all__ = ["Outcome", "run_plan", "run_seed"]
 
@@ -68,35 +63,11 @@ def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -
 
 async def _whole(world: World, watch: Watch) -> None:
     await world.run()
-    judge = Judge(world)
-    judge.program()
-    world.begin_epilogue()
-    ends = await world.on_all(world.staying(), lambda rank: _probe(world.comms[rank]))
-    await asyncio.sleep(LONG)
-    judge = Judge(world)
-    judge.probe(ends)
-    staying = world.staying()
-    ends = await world.on_all(staying, lambda rank: _probe(world.comms[rank]))
-    lost = judge.agreed(ends)
-    if len(staying) == world.plan.size and not any(lost.values()) and not judge.touched and not judge.dead:
-        await world.on_all(staying, lambda rank: _in_step(world.comms[rank]))
-        await asyncio.sleep(LONG)
+    Judge(world).program()
+    await go_on(world)
     leftovers.in_the_engines(world)
     await world.close()
     leftovers.on_the_loop(world)
     watch.done()
-
-
-async def _probe(comm: Communicator) -> None:
-    await comm.barrier()
-
-
-async def _in_step(comm: Communicator) -> None:
-    """The mesh is in step: the next operations work."""
-    await asyncio.gather(comm.barrier(key="a"), comm.barrier())
-    total = await comm.allreduce(np.arange(100) + comm.rank)
-    size = comm.world_size
-    require(
-        np.array_equal(total, np.arange(100) * size + sum(range(size))),
-        "the operation after the trouble has a wrong result",
-    )
+    if world.plan.after == "restart" and world.dead():
+        await restart(world)

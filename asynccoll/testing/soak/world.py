@@ -167,10 +167,10 @@ class World:
 
     # -- troubles -----------------------------------------------------------------------------------------
 
-    def begin_epilogue(self) -> None:
-        """The troubles that come after the last step are set now."""
+    def begin(self, stage: str) -> None:
+        """The troubles that come after the last step, in this stage of it, are set now."""
         for trouble in self.plan.of(len(self.plan.program.steps)):
-            if trouble.kind != "leave":
+            if trouble.kind != "leave" and trouble.detail == stage:
                 self._set(trouble)
 
     def _set(
