@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
-__all__ = ["Process", "task_factory"]
+__all__ = ["Process", "of_the_dead", "task_factory"]
 
 T = TypeVar("T")
 
@@ -82,28 +82,34 @@ def task_factory(
     return task
 
 
+def of_the_dead(task: asyncio.Task[Any]) -> bool:
+    """``task`` belongs to a process that was killed."""
+    steps = task.get_coro()
+    return isinstance(steps, _Steps) and steps.process.dead
+
+
 class _Steps(Coroutine[Any, Any, Any]):
     """A coroutine whose steps wait while its process is stopped."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any] | Generator[Any, None, Any], process: Process) -> None:
         self._inner = inner
-        self._process = process
+        self.process = process
         self._kept: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         """The step that was to be taken while the process was stopped."""
 
     def send(self, value: Any) -> Any:
-        if self._kept is not None and not self._process.frozen:
+        if self._kept is not None and not self.process.frozen:
             (step, arguments), self._kept = self._kept, None
             return self._step(step, *arguments)
         if self._kept is not None:  # stopped again before it could take the step
-            return next(self._process.hold())
+            return next(self.process.hold())
         return self._step(self._inner.send, value)
 
     def throw(self, *error: Any) -> Any:
         return self._step(self._inner.throw, *error)
 
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        process = self._process
+        process = self.process
         if process.dead:
             with contextlib.suppress(
                 Exception

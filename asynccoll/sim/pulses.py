@@ -55,6 +55,11 @@ class Pulses:
         elif not quiet and clock is not None:
             clock.cancel()
             del self._clocks[pair]
+            if not mute:
+                self.heard_again(*pair)
+
+    def heard_again(self, observer: int, peer: int) -> None:
+        """``peer`` was silent for less than the timeout."""
 
     def _expire(self, observer: SimDriver, peer: SimDriver) -> None:
         pair = observer.engine.rank, peer.engine.rank

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from asynccoll.communicator import Communicator, Options
-from asynccoll.sim.driver import Conditions, SimNetwork
+from asynccoll.sim.driver import Conditions, SimDriver, SimNetwork
 from asynccoll.sim.faults import Cancel, Crash, Cut, Fault, Partition, Restart, Slow, Stall
-from asynccoll.sim.process import Process, task_factory
+from asynccoll.sim.process import Process, of_the_dead, task_factory
 from asynccoll.sim.trace import Trace
+from asynccoll.work import Work
 
 __all__ = ["Cluster"]
 
@@ -63,6 +64,15 @@ class Cluster:
     def spawn(self, rank: int, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run ``coroutine`` as a task of the process of ``rank``."""
         return self.processes[rank].spawn(coroutine)
+
+    @staticmethod
+    def of_the_dead(context: Mapping[str, Any]) -> bool:
+        """What the loop complains of is a work or a task of a dead process: nobody is left to look at it."""
+        found = context.get("future") or context.get("task")
+        if isinstance(found, Work):
+            pump = found._pump
+            return isinstance(pump, SimDriver) and pump.crashed
+        return isinstance(found, asyncio.Task) and of_the_dead(found)
 
     def abandon(self) -> None:
         """Kill every process: the run is given up."""

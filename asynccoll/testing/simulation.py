@@ -170,6 +170,7 @@ class _Run:
         )
         ranks = [cluster.spawn(comm.rank, self._rank(comm)) for comm in cluster.comms]
         cluster.mains[:] = ranks
+        cluster.loop.set_exception_handler(self._on_unhandled)
         changed = asyncio.Event()
         cluster.on_end = changed.set
         for task in ranks:
@@ -190,6 +191,10 @@ class _Run:
             cluster.processes[rank].thaw()
         await asyncio.gather(*ranks, return_exceptions=True)
         return results
+
+    def _on_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not Cluster.of_the_dead(context):
+            loop.default_exception_handler(context)
 
     async def _rank(self, comm: Communicator) -> Any:
         async with comm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,11 @@ _PATIENCE: Final = 1000.0
 """Virtual seconds that ranks wait for one another in `shrink`: the slowest links need some."""
 
 
-async def go_on(world: World) -> None:
-    """See whether the mesh is in step, or who is lost; then whether the survivors can go on. Judges all of it."""
+async def go_on(world: World, see: Callable[[str], None]) -> None:
+    """See whether the mesh is in step, or who is lost; then whether the survivors can go on. Judges all of it.
+
+    ``see`` hears the names of rare branches.
+    """
     comms, plan = world.comms, world.plan
     world.begin("settle")
     ends = await world.on_all(world.staying(), lambda rank: _meet(comms[rank]))
@@ -40,7 +44,7 @@ async def go_on(world: World) -> None:
         survivors = [rank for rank in staying if rank in lost and rank not in lost[rank]]
         before = len(world.struck)
         world.begin("shrink")
-        ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank]))
+        ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank], see))
         await asyncio.sleep(LONG)
         Judge(world).shrunk(ends, lost, len(world.struck) == before)
     world.begin("close")
@@ -68,13 +72,16 @@ async def _in_step(comm: Communicator) -> None:
     )
 
 
-async def _shrink(comm: Communicator) -> Any:
+async def _shrink(comm: Communicator, see: Callable[[str], None]) -> Any:
     """Go on until nobody is lost for some time. The world ranks that are left, or the `PeerLost` that forbids to go on."""
-    for _ in range(_TRIES):
+    for tries in range(_TRIES):
         try:
             comm = await comm.shrink(timeout=_PATIENCE)
         except PeerLost as error:
+            if comm.rank not in error.peers:
+                see("shrink is refused to a minority")
             return error
+        see("shrink again because another rank is lost" if tries else "shrink without another loss")
         try:
             await _in_step(comm)
             await asyncio.sleep(4 * LIVENESS)  # whoever has died meanwhile is noticed

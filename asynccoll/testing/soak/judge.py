@@ -118,7 +118,7 @@ class Judge:
                 if sole:
                     self._judge_mismatch(rank, at, end, odd[0].detail, members.index(odd[0].rank), where)
             case CollectiveTimeout():
-                require(any(trouble.kind == "late" for trouble in here), where)
+                require(any(trouble.kind == "late" for trouble in plan.of(at)), where)
                 if sole:
                     self._judge_late(at, end, where)
             case TimeoutError():
@@ -247,7 +247,7 @@ class Judge:
                     require(groups[rank] == whole, f"rank {rank} goes on with {groups[rank]}, not {whole}")
 
     def agreed(self, ends: dict[int, Any]) -> dict[int, frozenset[int]]:
-        """The same, when all has settled: the ranks agree."""
+        """The same, when all has settled: the ranks agree. (Of one that has left, only some may think that it died.)"""
         world, lost = self.world, self.probe(ends)
         for rank, peers in lost.items():
             for other, others in lost.items():
@@ -255,7 +255,7 @@ class Judge:
                     continue  # evicted, it knows of no other
                 if other not in peers and rank not in others:
                     require(
-                        peers == others, f"rank {rank} takes {set(peers)} for lost, rank {other} {set(others)}"
+                        peers - world.left == others - world.left, f"rank {rank} takes {set(peers)} for lost, rank {other} {set(others)}"
                     )
         parted = {"stall", "partition"} if len(self.plan.troubles) == 1 < self.plan.size - 1 else _PARTED
         if not any(trouble.kind in parted for trouble in world.struck) and not world.left:

@@ -46,7 +46,8 @@ def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -
     async def main() -> None:
         world = World(plan, trace)
         worlds.append(world)
-        await _whole(world, Watch(world, outcome.rare))
+        watch = Watch(world.cluster.network.drivers, outcome.rare)
+        await _whole(world, watch)
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         try:
@@ -64,10 +65,10 @@ def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -
 async def _whole(world: World, watch: Watch) -> None:
     await world.run()
     Judge(world).program()
-    await go_on(world)
+    await go_on(world, watch.see)
     leftovers.in_the_engines(world)
     await world.close()
     leftovers.on_the_loop(world)
-    watch.done()
     if world.plan.after == "restart" and world.dead():
         await restart(world)
+        watch.see("a new world after a restart")

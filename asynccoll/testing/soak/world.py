@@ -52,9 +52,15 @@ class World:
         """Troubles that have come to pass, in order."""
         self.left: set[int] = set()
         """Ranks that left in good order."""
+        self._begun: set[tuple[int, int]] = set()
+        """(rank, step) that somebody awaits."""
         self._changed = asyncio.Event()
         self.cluster.on_end = self._changed.set
-        self.loop.set_exception_handler(lambda loop, context: self.unhandled.append(str(context)))
+        self.loop.set_exception_handler(self._on_unhandled)
+
+    def _on_unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not self.cluster.of_the_dead(context):
+            self.unhandled.append(str(context))
 
     # -- who is there -------------------------------------------------------------------------------------
 
@@ -87,17 +93,17 @@ class World:
         gone = self.dead() | self.cluster.stopped_for_good
         ends = {}
         for rank, task in tasks.items():
-            if rank not in gone:
+            if task.done():
                 error = asyncio.CancelledError() if task.cancelled() else task.exception()
-                ends[rank] = task.result() if error is None else error
+                if rank not in gone:
+                    ends[rank] = task.result() if error is None else error
         return ends
 
     async def _rank(self, rank: int) -> None:
         plan, comm = self.plan, self.comms[rank]
         waits: list[asyncio.Task[None]] = []
-        for number, members in enumerate(plan.groups):
-            if rank in members and plan.seed % 2:
-                self._make(rank, number)
+        if plan.seed % 2:
+            self._make(rank, len(plan.groups))
         for at in plan.orders[rank]:
             await asyncio.sleep(plan.pauses[rank][at])
             step = plan.program.steps[at]
@@ -110,10 +116,13 @@ class World:
                 break
         await asyncio.gather(*waits)
 
-    def _make(self, rank: int, number: int) -> None:
-        made = self.comms[rank].new_group(self.plan.groups[number])
-        assert made is not None
-        self.groups[rank, number] = made
+    def _make(self, rank: int, last: int) -> None:
+        """Make the groups up to this one: several of the same ranks are told apart by their order."""
+        for number, members in enumerate(self.plan.groups[: last + 1]):
+            if rank in members and (rank, number) not in self.groups:
+                made = self.comms[rank].new_group(members)
+                assert made is not None
+                self.groups[rank, number] = made
 
     def _call(
         self, rank: int, at: int, comm: Communicator, waits: list[asyncio.Task[None]]
@@ -154,6 +163,7 @@ class World:
         self, rank: int, at: int, work: Any, lent: Any, scope: asyncio.Timeout
     ) -> None:
         process = self.cluster.processes[rank]
+        self._begun.add((rank, at))
         try:
             async with scope:
                 self.ends[rank, at] = await work
@@ -197,13 +207,14 @@ class World:
         self.cluster.when(trouble.delay, after, frozenset([trouble.rank]), strike)
 
     def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
-        if wait.done() or self.cluster.processes[trouble.rank].frozen:
+        if work.done() or self.cluster.processes[trouble.rank].frozen:
             return
-        if trouble.detail == "work":
+        begun = (trouble.rank, trouble.step) in self._begun
+        if trouble.detail == "work" or not begun:  # a task that is cancelled before it begins would not hear of it
             work.cancel()
         elif trouble.detail == "task":
             wait.cancel()
-        elif scope.when() is None and not work.done():
+        elif scope.when() is None:
             scope.reschedule(self.loop.time())
 
     def _fault(self, trouble: Trouble) -> Fault:
