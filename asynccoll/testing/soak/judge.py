@@ -17,7 +17,7 @@ from asynccoll.errors import (
     PeerLost,
     RemoteError,
 )
-from asynccoll.testing.soak.errors import Stray, require
+from asynccoll.testing.soak.errors import Stray, Wrong, require
 from asynccoll.testing.soak.plans import LIVENESS, LOCAL
 from asynccoll.testing.soak.world import World, is_ours
 
@@ -62,10 +62,10 @@ class Judge:
         """Judge each call of the program."""
         world, plan = self.world, self.plan
         for (rank, at), end in world.ends.items():
-            where = f"rank {rank}, step {at}: {end!r}"
             if not isinstance(end, BaseException):
-                self._judge_result(rank, at, end, where)
+                self._judge_result(rank, at, end)
                 continue
+            where = f"rank {rank}, step {at}: {end!r}"
             if not is_ours(end) and not self._mine(rank, at, end):
                 raise Stray(where)
             self._judge_error(rank, at, end, where)
@@ -82,18 +82,16 @@ class Judge:
             trouble.kind == "refusal" and trouble.rank == rank for trouble in self.plan.of(at)
         )
 
-    def _judge_result(self, rank: int, at: int, result: Any, where: str) -> None:
+    def _judge_result(self, rank: int, at: int, result: Any) -> None:
         plan, world = self.plan, self.world
         members = plan.program.steps[at].members
-        require(plan.program.right(at, members.index(rank), result), f"wrong result, {where}")
-        bad = [trouble for trouble in plan.of(at) if trouble.kind in ("mismatch", "refusal")]
-        require(
-            not any((trouble.rank, at) in world.called for trouble in bad),
-            f"a result although {bad}, {where}",
-        )
-        require(
-            all((member, at) in world.called for member in members), f"a result although not all called, {where}"
-        )
+        if not plan.program.right(at, members.index(rank), result):
+            raise Wrong(f"wrong result, rank {rank}, step {at}: {result!r}")
+        for trouble in plan.of(at):
+            if trouble.kind in ("mismatch", "refusal") and (trouble.rank, at) in world.called:
+                raise Wrong(f"rank {rank} has a result of step {at} although {trouble}")
+        if not all((member, at) in world.called for member in members):
+            raise Wrong(f"rank {rank} has a result of step {at} although not all ranks called it")
 
     def _judge_error(self, rank: int, at: int, end: BaseException, where: str) -> None:
         plan, world = self.plan, self.world

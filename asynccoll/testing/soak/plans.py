@@ -35,7 +35,7 @@ _COUNTS: Final = {0: 15, 1: 45, 2: 20, 3: 12, 4: 8}
 """How many troubles one seed has, and how often."""
 ON_A_LINK: Final = 400_000
 """Bytes that a control frame may have to wait for, besides the link's buffer: a segment, and what came before it."""
-_PIECES: Final = 40
+_PIECES: Final = 30
 """About how many pieces of a link one rank's part in a step may take: what a seed costs."""
 LIVENESS: Final = 5.0
 """Virtual seconds of silence after which a rank is taken for lost."""
@@ -108,7 +108,7 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
     kinds = rng.choices([*TROUBLES], [*TROUBLES.values()], k=count)
     bulk = rng.random() < 0.15 and size <= 8
     quick = bool({"late", "mismatch", "leave"}.intersection(kinds))
-    conditions = _conditions(rng, quick, bulk, 1 if size <= 4 else 25)
+    conditions = _conditions(rng, quick, bulk, 1 if size <= 3 else 10 if size <= 4 else 60)
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     groups = []
     if size > 2 and rng.random() < 0.3:
