@@ -30,6 +30,7 @@ LAYERS = (
     ("world",),
     ("background", "launch"),
     ("pending", "workers"),
+    ("threaded",),
     ("sync",),
     ("asynccoll",),
     ("collective", "torch", "testing", "worker"),

@@ -22,6 +22,7 @@ from asynccoll.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorClosed,
+    PeerLost,
     ProtocolError,
     RemoteError,
 )
@@ -289,7 +290,10 @@ class Aborts:
         if reason == "cancel":
             return CollectiveCancelled(rank, context)
         if reason == "closed":
-            return CommunicatorClosed(rank, context, cause=str(body.get("cause", "closed")))
+            cause = str(body.get("cause", "closed"))
+            if body.get("ended") is True:
+                return PeerLost([rank], cause, context)
+            return CommunicatorClosed(rank, context, cause=cause)
         return self._remote(op, rank, body)
 
     def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:

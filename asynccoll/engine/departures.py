@@ -42,10 +42,10 @@ class Departures:
             for op in list(group.active.values()):
                 if group.active.get(op.seq) is not op:
                     continue  # ended with another meanwhile
-                if op.inquest is not None:
+                if left and op.inquest is not None:
                     self._aborts.consider(op)
                 elif left and op.awaits(peer):
-                    self._aborts.end(op, self.starved(group, op, peer))
+                    self.starve(group, op, peer)
             self._engine.keys.departed(group)
 
     def evicted(self, ranks: Iterable[int]) -> None:
@@ -69,9 +69,9 @@ class Departures:
             elif op.inquest is not None:
                 self._aborts.consider(op)
             else:
-                for peer in group.left.keys() & group.lost.keys():
-                    if op.awaits(peer):
-                        self._aborts.end(op, self.starved(group, op, peer))
+                for peer in group.left:
+                    if peer in group.lost and op.awaits(peer):
+                        self.starve(group, op, peer)
                         break
         if group.lost or group.left:
             self._engine.keys.departed(group)
@@ -89,17 +89,26 @@ class Departures:
             ranks = sorted(group.index[rank] for rank in dead)
             reason = losses.out[group.members[ranks[0]]].reason
             return PeerLost(ranks, reason, op.context(self._engine.now))
-        if losses.deadline is not None and not losses.suspects().isdisjoint(needs):
-            return None  # who leaves because of them is not the culprit
+        if self._undecided(op):
+            return None
         for peer, farewell in group.left.items():
             number = farewell.keyed if KEYED <= op.seq < MESSAGES else farewell.number
             if op.seq >= number and peer in needs:
                 return self._farewell(group, op, peer, farewell)
         return None
 
-    def starved(self, group: Group, op: Operation, peer: int) -> Exception:
-        """``op`` needs bytes of ``peer``, which took part in it and has left: nothing can come from it any more."""
-        return self._farewell(group, op, peer, group.left[peer])
+    def starve(self, group: Group, op: Operation, peer: int) -> None:
+        """``op`` needs bytes of ``peer``, whose connection has ended: it ends if ``peer`` has left, else with the verdict."""
+        farewell = group.left.get(peer)
+        if farewell is not None and not self._undecided(op):
+            self._aborts.end(op, self._farewell(group, op, peer, farewell))
+
+    def _undecided(self, op: Operation) -> bool:
+        """Ranks that ``op`` needs are suspected: who leaves because of them is not the culprit."""
+        losses = self._losses
+        return losses.deadline is not None and not losses.suspects().isdisjoint(
+            op.members if op.needs is None else op.needs
+        )
 
     def _farewell(self, group: Group, op: Operation, peer: int, farewell: Farewell) -> Exception:
         context = op.context(self._engine.now)
@@ -113,17 +122,20 @@ class Departures:
         ranks = self._losses.suspects() | self._losses.out.keys()
         return sorted(group.index[rank] for rank in ranks if rank in group.index)
 
-    def leave(self, group: Group, op: Operation, cause: str) -> None:
-        """This rank leaves while ``op`` is under way: because of the dead, if there are any, else of its own accord."""
+    def leave(self, group: Group, op: Operation, cause: str, ended: bool = False) -> None:
+        """This rank leaves while ``op`` is under way: because of the dead, if there are any, else of its own accord.
+
+        ``ended``: its process ends and it has not closed, so that it is lost to the others.
+        """
         if group.active.get(op.seq) is not op:
             return  # ended with another meanwhile
         context = op.context(self._engine.now)
         blamed = self.blamed(group)
         if blamed:  # the others know of them
             self._aborts.end(op, PeerLost(blamed, _GONE, context))
-        else:
-            self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024)})
-            self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))
+            return
+        self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024), "ended": ended})
+        self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))
 
     def farewells(self, cause: str, groups: Iterable[Group], ended: bool) -> list[bytes]:
         """What to say when leaving the mesh: a frame holds so many communicators, so further ones are left one by one before."""

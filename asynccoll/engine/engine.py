@@ -54,7 +54,6 @@ class Engine:
         self.dirty = self._outgoing.dirty
         """Peers for which there may be something new to write, in order. The driver takes them out."""
         self.peers = Peers(self, self._groups, self._outgoing)
-        """Which of them can still be reached."""
         self._gone, self._inbounds = self.peers.gone, self.peers.inbounds
         self.events: list[Event] = []
         """What has ended and was not told yet: see `take_events`."""
@@ -72,7 +71,7 @@ class Engine:
         self.keys = Keys(self, self._outgoing, self._aborts, self.departures)
         """Keyed operations that have no number yet."""
         self._rounds = Rounds(self, self._outgoing, self._aborts)
-        self._arrivals = Arrivals(
+        self.arrivals = Arrivals(
             self, self._groups, self._outgoing, self._aborts, self.departures, self._rounds
         )
         self.add_group(WORLD, tuple(range(size)), name)
@@ -84,12 +83,12 @@ class Engine:
 
         No communication: what the other members have sent for it already is played back.
         """
-        if self._arrivals.known(comm):
+        if self.arrivals.known(comm):
             raise ValueError(f"the id {comm:#x} of communicator {name!r} is in use already")
         group = Group(comm, members, members.index(self.rank), name)
         self._groups[comm] = group
         self.departures.inherit(group, self._groups[WORLD])
-        self._arrivals.made(comm)
+        self.arrivals.made(comm)
         return group
 
     def leave_group(self, comm: int, cause: str, now: float) -> None:
@@ -106,7 +105,7 @@ class Engine:
         del self._groups[comm]
         self.mail.left(group)
         self.keys.left(comm)
-        self._arrivals.left(comm)
+        self.arrivals.left(comm)
 
     def submit(self, op: Operation, now: float) -> None:
         """Give ``op`` the next number of its communicator and start it; with a key, as soon as it is granted a number."""
@@ -206,7 +205,7 @@ class Engine:
             ended = False  # it ends because others have died, and is not to be reported beside them
         for group in self._groups.values():
             for op in list(group.active.values()):
-                self.departures.leave(group, op, cause)
+                self.departures.leave(group, op, cause, ended)
             self.keys.departed(group)
         for goodbye in self.departures.farewells(cause, self._groups.values(), ended):
             for peer in self._outboxes:
@@ -226,7 +225,7 @@ class Engine:
         """Memory for the next bytes from ``peer``: never empty; valid until the next call into the engine."""
         inbound = self._inbounds.get(peer)
         if inbound is None:
-            inbound = self.peers.inbound(peer, self._arrivals)
+            inbound = self.peers.inbound(peer, self.arrivals)
         return inbound.target()
 
     def received(self, peer: int, nbytes: int, now: float) -> bool:
@@ -295,8 +294,8 @@ class Engine:
                 return
 
     def peer_lost(self, peer: int, reason: str, now: float, *, silent: bool = False) -> None:
-        """The connection to ``peer`` ended: nothing more is written to it or read from it. What needs it fails when the ranks have
-        agreed who is dead. ``silent``: nothing came from it, not even an end; it may be alive.
+        """The connection to ``peer`` ended. What needs it fails when the ranks have agreed who is dead. ``silent``: nothing came,
+        not even an end; the peer may be alive.
         """
         self.now = now
         self.peers.lost(peer, reason, Kind.SILENT if silent else Kind.ENDED)
@@ -350,8 +349,8 @@ class Engine:
                     self._outgoing.grant(op, peer, end + WINDOW)
                 if not stream.post(into, fold, total):
                     op.waiting = stream
-                    if peer in self._gone and peer in self._groups[op.comm].left:
-                        self._aborts.end(op, self.departures.starved(self._groups[op.comm], op, peer))
+                    if peer in self._gone:
+                        self.departures.starve(self._groups[op.comm], op, peer)
                     return
         except StopIteration as stop:
             if self.returned(op, stop.value) and op.finished:
@@ -395,10 +394,6 @@ class Engine:
     def left(self, peer: int) -> bool:
         """The peer has said goodbye."""
         return self.peers.left(peer)
-
-    def forget(self, peer: int) -> None:
-        """Nothing more comes from ``peer``."""
-        self._arrivals.forget(peer)
 
     def scratch(self, peer: int, length: int) -> memoryview:
         """Memory for a payload of ``peer`` that is folded or dropped as soon as it is complete."""

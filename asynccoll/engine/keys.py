@@ -234,7 +234,8 @@ def _relayed(reason: str, body: Mapping[str, Any]) -> dict[str, Any]:
         case "error":
             return {"reason": reason, "error": body["error"]}
         case "closed":
-            return {"reason": reason, "cause": wire.clipped(str(body.get("cause", "closed")), 1024)}
+            cause = wire.clipped(str(body.get("cause", "closed")), 1024)
+            return {"reason": reason, "cause": cause, "ended": body.get("ended") is True}
         case "timeout":
             limit = body.get("limit")
             return {"reason": reason, "limit": limit if isinstance(limit, float | int) else 0.0}

@@ -66,7 +66,9 @@ def verdict(accusations: Mapping[tuple[int, int], Accusation], out: Iterable[int
         and accused not in gone
         and (kind is not Kind.ENDED or accusations.get((accused, accuser), (kind,))[0] is Kind.ENDED)
     }
-    culprits = set()
+    culprits: set[int] = set()
+    if {accuser for accuser, _ in edges}.isdisjoint(accused for _, accused in edges):
+        return frozenset(accused for _, accused in edges)  # nobody's word is in doubt
     while edges:
         counts = Counter(accused for _, accused in edges)
         worst = max(counts, key=lambda rank: (counts[rank], rank))
@@ -87,6 +89,8 @@ class Losses:
         """Evicted rank -> why."""
         self.deadline: float | None = None
         """While evidence is being collected: when to come to a verdict with what there is."""
+        self._passed_on: set[tuple[int, int]] = set()
+        """The accusations that the others have heard from this rank."""
         self._told: frozenset[int] | None = None
         """The verdict that the others would expect of us, from what we told them last."""
 
@@ -195,30 +199,19 @@ class Losses:
     # -- telling ------------------------------------------------------------------------------------------
 
     def _tell(self, decided: Mapping[int, Accusation] | None = None) -> None:
-        """Tell everybody who can still be told, the accused included."""
+        """Tell everybody who can still be told, the accused included, what they have not been told yet."""
         engine = self._engine
-        entries = [
-            (accuser, accused, accusation, False)
-            for (accuser, accused), accusation in self.accusations.items()
-            if accuser == engine.rank
-        ]
-        others = (
-            (accuser, accused, accusation, False)
-            for (accuser, accused), accusation in self.accusations.items()
-            if accuser != engine.rank and accused not in self.out
-        )
-        entries += [entry for entry, _ in zip(others, range(_RELAYED), strict=False)]
-        entries += [
-            (engine.rank, rank, accusation, True)
-            for rank, accusation in (decided or {}).items()
-            if rank != engine.rank  # it cuts its own links now
-        ]
-        bodies = [
-            {"entries": [_packed(*entry) for entry in entries[at : at + _AT_ONCE]]}
-            for at in range(0, len(entries), _AT_ONCE)
-        ]
-        for body in bodies:
-            frame = lost_frame(body)
+        fresh = [pair for pair in self.accusations if pair not in self._passed_on]
+        own = [pair for pair in fresh if pair[0] == engine.rank]
+        others = [pair for pair in fresh if pair[0] != engine.rank and pair[1] not in self.out]
+        told = own + others[:_RELAYED]
+        self._passed_on.update(told)
+        entries = [_packed(*pair, self.accusations[pair], False) for pair in told]
+        for rank, accusation in (decided or {}).items():
+            if rank != engine.rank:  # who is out itself cuts its own links now
+                entries.append(_packed(engine.rank, rank, accusation, True))
+        for at in range(0, len(entries), _AT_ONCE):
+            frame = lost_frame({"entries": entries[at : at + _AT_ONCE]})
             for peer in engine.peers.reachable():
                 self._outgoing.post(peer, frame)
         self._told = self.suspects()

@@ -89,4 +89,4 @@ class Peers:
         if inbound is not None:
             inbound.dead = True
         self.gone.add(peer)
-        self._engine.forget(peer)
+        self._engine.arrivals.forget(peer)

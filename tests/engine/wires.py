@@ -5,6 +5,7 @@ from typing import NamedTuple
 from asynccoll.engine import wire
 from asynccoll.engine.engine import Engine, PeerBroken, PeerEvicted
 from asynccoll.engine.fingerprint import Fingerprint, digests
+from asynccoll.engine.losses import PATIENCE
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.transfers import RecvBytes, SendBytes
 from asynccoll.engine.wire import HEADER, HEADER_SIZE
@@ -119,6 +120,11 @@ class Wires:
             if deadline is not None and deadline <= now:
                 engine.handle_timer(now)
                 self.collect(rank)
+
+    def agree(self):
+        """Let the time pass that ranks wait for others' word on a loss."""
+        self.tick(self.now + PATIENCE)
+        self.settle()
 
     # -- bytes --------------------------------------------------------------------------------------------
 
