@@ -300,7 +300,7 @@ class SimDriver(Pump):
     def evict(self, peer: int) -> None:
         """See `Pump.evict`. The peer reads why, if the link takes that; else a pulse says it."""
         self.write(peer)
-        if self.engine.data_to_send(peer):
+        if self.engine.data_to_send(peer) and self.engine.rank not in self.engine.losses.out:
             self.untold.add(peer)
         self.drop(peer)
         self.write(peer)  # to nowhere

@@ -45,9 +45,8 @@ class Pulses:
         pair = observer.engine.rank, peer.engine.rank
         deaf = observer.frozen or observer.closed
         mute = peer.frozen or peer.crashed or peer.link(pair[0]).stalled
-        if not (deaf or mute or peer.closed) and pair[0] in peer.engine.losses.out:
-            if pair[0] in peer.untold:
-                observer.evicted(pair[1])
+        if pair[0] in peer.untold and not (deaf or mute or peer.closed):
+            observer.evicted(pair[1])
         quiet = mute and not deaf and not observer.parted(pair[1])
         clock = self._clocks.get(pair)
         if quiet and clock is None:

@@ -24,11 +24,8 @@ _PATIENCE: Final = 1000.0
 """Virtual seconds that ranks wait for one another in `shrink`: the slowest links need some."""
 
 
-async def go_on(world: World, see: Callable[[str], None]) -> None:
-    """See whether the mesh is in step, or who is lost; then whether the survivors can go on. Judges all of it.
-
-    ``see`` hears the names of rare branches.
-    """
+async def go_on(world: World) -> None:
+    """See whether the mesh is in step, or who is lost; then whether the survivors can go on. Judges all of it."""
     comms, plan = world.comms, world.plan
     world.begin("settle")
     ends = await world.on_all(world.staying(), lambda rank: _meet(comms[rank]))
@@ -44,7 +41,7 @@ async def go_on(world: World, see: Callable[[str], None]) -> None:
         survivors = [rank for rank in staying if rank in lost and rank not in lost[rank]]
         before = len(world.struck)
         world.begin("shrink")
-        ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank], see))
+        ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank], world.see))
         await asyncio.sleep(LONG)
         Judge(world).shrunk(ends, lost, len(world.struck) == before)
     world.begin("close")

@@ -17,8 +17,8 @@ class Leak(AssertionError):
     """Something is left in an engine or on the loop."""
 
 
-class Hang(AssertionError):
-    """The world ran for too long, by a real clock."""
+class Hang(KeyboardInterrupt):
+    """The world ran for too long, by a real clock. Not an `Exception`, so that no callback of the loop keeps it."""
 
 
 def require(condition: bool, message: str) -> None:

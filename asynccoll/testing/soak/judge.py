@@ -116,8 +116,8 @@ class Judge:
                 if sole:
                     self._judge_mismatch(rank, at, end, odd[0].detail, members.index(odd[0].rank), where)
             case CollectiveTimeout():
-                require(any(trouble.kind == "late" for trouble in plan.of(at)), where)
-                if sole:
+                require(any(trouble.kind in ("late", "hurry") for trouble in plan.of(at)), where)
+                if sole and here[0].kind == "late":
                     self._judge_late(at, end, where)
             case TimeoutError():
                 require(("cancel", rank) in kinds, where)
@@ -253,11 +253,14 @@ class Judge:
                     continue  # evicted, it knows of no other
                 if other not in peers and rank not in others:
                     require(
-                        peers - world.left == others - world.left, f"rank {rank} takes {set(peers)} for lost, rank {other} {set(others)}"
+                        peers - world.left == others - world.left,
+                        f"rank {rank} takes {set(peers)} for lost, rank {other} {set(others)}",
                     )
         parted = {"stall", "partition"} if len(self.plan.troubles) == 1 < self.plan.size - 1 else _PARTED
         if not any(trouble.kind in parted for trouble in world.struck) and not world.left:
             out = frozenset(self.dead | {rank for rank, peers in lost.items() if rank in peers})
             for rank, peers in lost.items():
-                require(rank in out or peers == out, f"rank {rank} takes {set(peers)} for lost, not {set(out)}")
+                require(
+                    rank in out or peers == out, f"rank {rank} takes {set(peers)} for lost, not {set(out)}"
+                )
         return lost

@@ -13,7 +13,6 @@ from asynccoll.testing.soak.world import SENTINEL, World
 __all__ = ["in_the_engines", "on_the_loop"]
 
 
-
 def in_the_engines(world: World) -> None:
     """Raise `Leak` if an engine of a rank that stays keeps what nothing will ever need."""
     drivers = world.cluster.network.drivers

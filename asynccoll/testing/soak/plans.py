@@ -14,7 +14,14 @@ from asynccoll.testing.soak.steps import FIELDS, FOLDS, Step, Steps
 
 __all__ = ["LIVENESS", "LOCAL", "STAGES", "TROUBLES", "Plan", "Trouble", "draw"]
 
-LOCAL: Final[Mapping[str, int]] = {"cancel": 5, "late": 3, "mismatch": 3, "refusal": 2, "raise": 1}
+LOCAL: Final[Mapping[str, int]] = {
+    "cancel": 6,
+    "late": 3,
+    "hurry": 2,
+    "mismatch": 3,
+    "refusal": 2,
+    "raise": 2,
+}
 """What one rank may do to one step, and how often: only that step ends badly."""
 TROUBLES: Final[Mapping[str, int]] = {
     **LOCAL,
@@ -58,7 +65,7 @@ class Trouble(NamedTuple):
     other: int = 0
     """Of a cut: the other rank. Of a partition: the ranks on the side of `rank`, as bits."""
     seconds: float | None = None
-    """Of a stall, a pause or a partition: how long; None: for ever."""
+    """Of a stall, a pause or a partition: how long; None: for ever. Of a hurry: the rank's limit for the call."""
 
 
 @dataclass
@@ -91,7 +98,9 @@ class Plan:
         return [trouble for trouble in self.troubles if trouble.step == step]
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}: {self.size} ranks, {self.conditions}, groups {self.groups}, then {self.after}"]
+        lines = [
+            f"seed {self.seed}: {self.size} ranks, {self.conditions}, groups {self.groups}, then {self.after}"
+        ]
         for at, step in enumerate(self.program.steps):
             key = "" if self.keys[at] is None else f", key {self.keys[at]!r}"
             lines.append(f"  step {at}: {step}{key}")
@@ -112,11 +121,10 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     groups = []
     if size > 2 and rng.random() < 0.3:
-        groups = [
-            tuple(rng.sample(range(size), rng.randint(2, size))) for _ in range(rng.randint(1, 2))
-        ]
+        groups = [tuple(rng.sample(range(size), rng.randint(2, size))) for _ in range(rng.randint(1, 2))]
     steps = [
-        _step(rng, size, groups, _PIECES * max(1, piece)) for _ in range(rng.randint(1, 4 if size <= 8 and piece > 3 else 2))
+        _step(rng, size, groups, _PIECES * max(1, piece))
+        for _ in range(rng.randint(1, 4 if size <= 8 and piece > 3 else 2))
     ]
     if bulk:  # large blocks straight into the ranks' memory
         at = rng.randrange(len(steps))
@@ -142,6 +150,8 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
         if not folds:
             kind = "refusal"
     at = rng.choice(folds) if kind == "raise" else rng.randrange(len(steps))
+    if plan.troubles and kind != "raise" and rng.random() < 0.6:  # troubles meet in one step
+        at = min(plan.troubles[0].step, len(steps) - 1)
     rank = rng.choice(steps[at].members)
     if kind in LOCAL and any(trouble.rank == rank for trouble in plan.of(at)):
         return
@@ -156,6 +166,8 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
     match kind:
         case "late":
             plan.pauses[rank][at] += rng.random() * 3 * plan.timeout
+        case "hurry":
+            trouble = trouble._replace(seconds=rng.choice([0.001, 0.02, 0.5, 3.0]))
         case "mismatch":
             trouble = trouble._replace(detail=rng.choice(FIELDS[steps[at].kind]))
         case "cancel":

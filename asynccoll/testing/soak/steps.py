@@ -42,7 +42,7 @@ class Step(NamedTuple):
     """One operation, the same on all its ranks."""
 
     kind: str
-    count: int
+    length: int
     dtype: str
     op: str
     root: int
@@ -90,7 +90,7 @@ class Steps:
         found = self._numbers.get((at, rank, fewer))
         if found is None:
             step = self.steps[at]
-            ramp = _ramp(max(0, step.count - fewer))
+            ramp = _ramp(max(0, step.length - fewer))
             factor = 1 + (self.seed + 5 * at + 3 * rank) % 7
             values = (ramp * factor + (ramp >> 4) + 2 * rank + at) % 9
             found = self._numbers[at, rank, fewer] = values.astype(step.dtype)
@@ -99,7 +99,7 @@ class Steps:
 
     def thing(self, at: int, rank: int) -> Any:
         """A rank's Python value."""
-        return {"of": rank, "data": bytes(max(0, self.steps[at].count - rank))}
+        return {"of": rank, "data": bytes(max(0, self.steps[at].length - rank))}
 
     def passed(self, at: int, origin: int, target: int) -> Any:
         """What one rank has for another: another length for each."""

@@ -1,4 +1,4 @@
-"""Notices rare branches from outside: it looks over the shoulders of the engines of one world. Knows when each name in `rare` is true.
+"""Notices rare branches from outside: over the shoulders of the engines of one world. Knows when each name in `rare` is true.
 
 Each look is a wrapper around a method of one instance, so that production code holds no trace of it and pays nothing for it.
 """
@@ -119,7 +119,9 @@ class _Eyes:
         if self.driver.network.link(peer, engine.rank).reset:
             self.see("a connection is reset")
         where = self._inside(peer)
-        self.see(f"a stream ends inside a {where}" if where else "a stream ends between frames, without goodbye")
+        self.see(
+            f"a stream ends inside a {where}" if where else "a stream ends between frames, without goodbye"
+        )
 
     def _written(self, _: object, peer: int) -> None:
         link = self.driver._links.get(peer)
@@ -133,7 +135,7 @@ class _Eyes:
     # -- frames -------------------------------------------------------------------------------------------
 
     def _watch_frames(self) -> None:
-        arrivals = self.engine._arrivals
+        arrivals = self.engine.arrivals
         _before(arrivals, "data", self._data)
         _after(arrivals, "place", self._placed)
         _before(arrivals, "start", self._start)
@@ -142,7 +144,7 @@ class _Eyes:
         _before(self.engine, "finish", self._finished)
 
     def _strange(self, comm: int) -> None:
-        left = comm in self.engine._arrivals._left
+        left = comm in self.engine.arrivals._left
         self.see(f"a frame for a communicator that {'was left' if left else 'is not made yet'}")
 
     def _crossed(self, what: str, group: Group, seq: int, after: bool = False) -> None:
@@ -210,12 +212,18 @@ class _Eyes:
             return
         if error is None and group.left:
             self.see("an operation completes after a goodbye")
-        if error is None and self.engine.losses.out and not any(one in self.engine.losses.out for one in op.members):
+        if (
+            error is None
+            and self.engine.losses.out
+            and not any(one in self.engine.losses.out for one in op.members)
+        ):
             self.see("a group without the lost goes on")
         if isinstance(error, CollectiveTimeout) and not op.message:
             self.see("a timeout names a missing rank" if error.missing else "a timeout with nobody missing")
         if isinstance(error, PeerLost):
-            self.see("call after a loss" if op.seq not in group.active else "loss in the middle of an operation")
+            self.see(
+                "call after a loss" if op.seq not in group.active else "loss in the middle of an operation"
+            )
             if len(error.peers) > 1:
                 self.see("two ranks lost by one operation")
 
@@ -245,9 +253,9 @@ class _Eyes:
     def _abort_received(
         self, group: Group, peer: int, seq: int, op: Operation | None, body: Mapping[str, Any]
     ) -> None:
-        if op is not None and op.inquest is not None:
-            if {op.inquest.reason, body.get("reason")} == {"timeout", "mismatch"}:
-                self.see("a timeout and a mismatch in one operation")
+        reason = None if op is None or op.inquest is None else op.inquest.reason
+        if {reason, body.get("reason")} == {"timeout", "mismatch"}:
+            self.see("a timeout and a mismatch in one operation")
 
     def _failed(self, op: Operation, error: BaseException) -> None:
         if isinstance(error, FoldFailed):
@@ -302,7 +310,7 @@ class _Eyes:
     def _watch_departures(self) -> None:
         departures = self.engine.departures
         _before(departures, "goodbye", self._goodbye)
-        _before(departures, "starved", lambda *_: self.see("an operation waits for one that left"))
+        _before(departures, "starve", self._starves)
         _before(departures, "leave", self._leaves)
         _before(departures, "inherit", self._made)
 
@@ -310,7 +318,11 @@ class _Eyes:
         busy = any(group.active for group in self.engine._groups.values())
         self.see(f"goodbye {'in the middle of an operation' if busy else 'with nothing under way'}")
 
-    def _leaves(self, group: Group, op: Operation, cause: str) -> None:
+    def _starves(self, group: Group, op: Operation, peer: int) -> None:
+        if peer in group.left:
+            self.see("an operation waits for one that left")
+
+    def _leaves(self, group: Group, op: Operation, cause: str, ended: bool = False) -> None:
         if group.active.get(op.seq) is op and self.engine.departures.blamed(group):
             self.see("a rank leaves because of the dead")
 
@@ -353,7 +365,11 @@ class _Eyes:
         for accuser, accused, _, _, final in body["entries"]:
             if final and accused not in out and rank not in out:
                 mine = accused == rank
-                self.see("an evicted rank hears so by its link" if mine else "a verdict is adopted from another rank")
+                self.see(
+                    "an evicted rank hears so by its link"
+                    if mine
+                    else "a verdict is adopted from another rank"
+                )
             elif not final and accuser != peer:
                 self.see("an accusation is passed on")
 
@@ -375,4 +391,3 @@ class _Eyes:
                 self.see("a stopped rank is evicted")
             elif not drivers[rank].closed:
                 self.see("a living rank is evicted")
-

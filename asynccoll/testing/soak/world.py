@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -54,6 +55,8 @@ class World:
         """Ranks that left in good order."""
         self._begun: set[tuple[int, int]] = set()
         """(rank, step) that somebody awaits."""
+        self.see: Callable[[str], None] = lambda name: None
+        """Hears the names of rare branches."""
         self._changed = asyncio.Event()
         self.cluster.on_end = self._changed.set
         self.loop.set_exception_handler(self._on_unhandled)
@@ -109,7 +112,9 @@ class World:
             step = plan.program.steps[at]
             if step.group is not None and (rank, step.group) not in self.groups:
                 self._make(rank, step.group)
-            leaves = self._call(rank, at, comm if step.group is None else self.groups[rank, step.group], waits)
+            leaves = self._call(
+                rank, at, comm if step.group is None else self.groups[rank, step.group], waits
+            )
             if leaves is not None:
                 await leaves.wait()
                 await comm.close()
@@ -134,6 +139,8 @@ class World:
         call = plan.program.call(at, comm.rank)
         if rank in plan.limited and any(trouble.kind == "late" for trouble in plan.of(at)):
             call.options["timeout"] = plan.timeout
+        if "hurry" in kinds:
+            call.options["timeout"] = kinds["hurry"].seconds
         if "mismatch" in kinds:
             call = differ(plan.program, at, call, kinds["mismatch"].detail)
         elif "refusal" in kinds:
@@ -159,15 +166,13 @@ class World:
                 self.struck.append(trouble)
         return leaves
 
-    async def _wait(
-        self, rank: int, at: int, work: Any, lent: Any, scope: asyncio.Timeout
-    ) -> None:
+    async def _wait(self, rank: int, at: int, work: Any, lent: Any, scope: asyncio.Timeout) -> None:
         process = self.cluster.processes[rank]
         self._begun.add((rank, at))
         try:
             async with scope:
                 self.ends[rank, at] = await work
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (judged later)
+        except (Exception, asyncio.CancelledError) as error:
             if process.dead:
                 raise
             self.ends[rank, at] = error
@@ -207,10 +212,15 @@ class World:
         self.cluster.when(trouble.delay, after, frozenset([trouble.rank]), strike)
 
     def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
+        if work.done():
+            work.cancel()
+            self.see("cancel of what is complete")
         if work.done() or self.cluster.processes[trouble.rank].frozen:
             return
         begun = (trouble.rank, trouble.step) in self._begun
-        if trouble.detail == "work" or not begun:  # a task that is cancelled before it begins would not hear of it
+        if (
+            trouble.detail == "work" or not begun
+        ):  # a task that is cancelled before it begins would not hear of it
             work.cancel()
         elif trouble.detail == "task":
             wait.cancel()
