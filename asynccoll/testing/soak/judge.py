@@ -72,7 +72,8 @@ class Judge:
         for rank in range(plan.size):
             if rank not in self.dead and rank not in world.left:
                 for at in plan.orders[rank]:
-                    require((rank, at) in world.ends, f"rank {rank} has not ended step {at}")
+                    quitted = (rank, plan.program.steps[at].group) in world.quit
+                    require(quitted or (rank, at) in world.ends, f"rank {rank} has not ended step {at}")
         if len(plan.troubles) == 1:
             self._only(plan.troubles[0].kind)
 
@@ -122,7 +123,8 @@ class Judge:
             case TimeoutError():
                 require(("cancel", rank) in kinds, where)
             case CommunicatorClosed():
-                require(members[end.origin] in world.left, where)
+                origin, group = members[end.origin], plan.program.steps[at].group
+                require(origin in world.left or (origin, group) in world.quit, where)
             case PeerLost():
                 self._judge_lost({members[peer] for peer in end.peers}, where)
             case _:

@@ -26,7 +26,8 @@ LOCAL: Final[Mapping[str, int]] = {
 TROUBLES: Final[Mapping[str, int]] = {
     **LOCAL,
     "crash": 5,
-    "leave": 2,
+    "leave": 3,
+    "quit": 2,
     "stop": 2,
     "pause": 2,
     "fin": 1,
@@ -61,7 +62,8 @@ class Trouble(NamedTuple):
     pieces: int
     """or when so many pieces have arrived at the rank, if that is sooner; 0: the delay alone counts."""
     detail: str = ""
-    """Of a mismatch: the field that differs. Of a cancel: in which way. After the last step: in which stage, one of `STAGES`."""
+    """Of a mismatch: the field that differs. Of a cancel: in which way. Of one who leaves: at the moment
+    itself, or as soon as its own call has ended. After the last step: in which stage, one of `STAGES`."""
     other: int = 0
     """Of a cut: the other rank. Of a partition: the ranks on the side of `rank`, as bits."""
     seconds: float | None = None
@@ -116,7 +118,7 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
     count = rng.choices([*_COUNTS], [*_COUNTS.values()])[0]
     kinds = rng.choices([*TROUBLES], [*TROUBLES.values()], k=count)
     bulk = rng.random() < 0.15 and size <= 8
-    quick = bool({"late", "mismatch", "leave"}.intersection(kinds))
+    quick = bool({"late", "mismatch", "leave", "quit"}.intersection(kinds))
     conditions = _conditions(rng, quick, bulk, 1 if size <= 3 else 10 if size <= 4 else 60)
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     groups = []
@@ -145,17 +147,22 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
 
 def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> None:
     steps = plan.program.steps
-    if kind == "raise":
-        folds = [at for at, step in enumerate(steps) if step.kind in FOLDS]
-        if not folds:
-            kind = "refusal"
-    at = rng.choice(folds) if kind == "raise" else rng.randrange(len(steps))
-    if plan.troubles and kind != "raise" and rng.random() < 0.6:  # troubles meet in one step
+    folds = [at for at, step in enumerate(steps) if step.kind in FOLDS]
+    grouped = [at for at, step in enumerate(steps) if step.group is not None]
+    if kind == "raise" and not folds:
+        kind = "refusal"
+    elif kind == "quit" and not grouped:
+        kind = "leave"
+    if kind in ("raise", "quit"):
+        at = rng.choice(folds if kind == "raise" else grouped)
+    elif plan.troubles and rng.random() < 0.6:  # troubles meet in one step
         at = min(plan.troubles[0].step, len(steps) - 1)
+    else:
+        at = rng.randrange(len(steps))
     rank = rng.choice(steps[at].members)
     if kind in LOCAL and any(trouble.rank == rank for trouble in plan.of(at)):
         return
-    if kind not in LOCAL and kind != "leave" and rng.random() < 0.2:
+    if kind not in LOCAL and kind not in ("leave", "quit") and rng.random() < 0.2:
         at = len(steps)
     if rng.random() < 0.3:
         delay, pieces = rng.choice([0.0, rng.random() * 0.01, rng.random() * pace]), 0
@@ -166,6 +173,8 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
     match kind:
         case "late":
             plan.pauses[rank][at] += rng.random() * 3 * plan.timeout
+        case "leave" | "quit":
+            trouble = trouble._replace(detail=rng.choice(["now", "done"]))
         case "hurry":
             trouble = trouble._replace(seconds=rng.choice([0.001, 0.02, 0.5, 3.0]))
         case "mismatch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -53,6 +54,8 @@ class World:
         """Troubles that have come to pass, in order."""
         self.left: set[int] = set()
         """Ranks that left in good order."""
+        self.quit: set[tuple[int, int]] = set()
+        """(rank, group) for each that left a group only."""
         self._begun: set[tuple[int, int]] = set()
         """(rank, step) that somebody awaits."""
         self.see: Callable[[str], None] = lambda name: None
@@ -110,15 +113,19 @@ class World:
         for at in plan.orders[rank]:
             await asyncio.sleep(plan.pauses[rank][at])
             step = plan.program.steps[at]
+            if step.group is not None and (rank, step.group) in self.quit:
+                continue
             if step.group is not None and (rank, step.group) not in self.groups:
                 self._make(rank, step.group)
-            leaves = self._call(
-                rank, at, comm if step.group is None else self.groups[rank, step.group], waits
-            )
-            if leaves is not None:
-                await leaves.wait()
-                await comm.close()
-                break
+            on = comm if step.group is None else self.groups[rank, step.group]
+            leaving = self._call(rank, at, on, waits)
+            if leaving is not None:
+                await leaving
+                if step.group is not None and (rank, step.group) in self.quit:
+                    await on.close()
+                else:
+                    await comm.close()
+                    break
         await asyncio.gather(*waits)
 
     def _make(self, rank: int, last: int) -> None:
@@ -131,7 +138,7 @@ class World:
 
     def _call(
         self, rank: int, at: int, comm: Communicator, waits: list[asyncio.Task[None]]
-    ) -> asyncio.Event | None:
+    ) -> asyncio.Future[None] | None:
         """Make the call of a step. Where the rank is to leave after it: what tells when."""
         plan = self.plan
         mine = [trouble for trouble in plan.of(at) if trouble.rank == rank]
@@ -156,15 +163,18 @@ class World:
         scope = asyncio.timeout(None)
         wait = asyncio.ensure_future(self._wait(rank, at, work, call.lent, scope))
         waits.append(wait)
-        leaves = None
+        leaving: asyncio.Future[None] | None = None
         for trouble in mine:
-            if trouble.kind in ("cancel", "leave") or trouble.kind not in LOCAL:
-                if trouble.kind == "leave":
-                    leaves = asyncio.Event()
-                self._set(trouble, work, wait, scope, leaves)
-            else:
+            if trouble.kind in ("leave", "quit"):
+                leaving = leaving or self.loop.create_future()
+                self._set(trouble, partial(self._leave, trouble, work, leaving))
+            elif trouble.kind == "cancel":
+                self._set(trouble, partial(self._cancel, trouble, work, wait, scope))
+            elif trouble.kind in LOCAL:
                 self.struck.append(trouble)
-        return leaves
+            else:
+                self._set(trouble)
+        return leaving
 
     async def _wait(self, rank: int, at: int, work: Any, lent: Any, scope: asyncio.Timeout) -> None:
         process = self.cluster.processes[rank]
@@ -188,28 +198,37 @@ class World:
             if trouble.kind != "leave" and trouble.detail == stage:
                 self._set(trouble)
 
-    def _set(
-        self,
-        trouble: Trouble,
-        work: asyncio.Future[Any] | None = None,
-        wait: asyncio.Task[None] | None = None,
-        scope: asyncio.Timeout | None = None,
-        leaves: asyncio.Event | None = None,
-    ) -> None:
+    def _set(self, trouble: Trouble, do: Callable[[], None] | None = None) -> None:
+        """Let a trouble strike when its moment comes. ``do``: how, where it is no fault of the network or of a process."""
+
         def strike() -> None:
             if self.cluster.processes[trouble.rank].dead:
                 return
             self.struck.append(trouble)
-            if trouble.kind == "leave" and leaves is not None:
-                self.left.add(trouble.rank)
-                leaves.set()
-            elif trouble.kind == "cancel":
-                self._cancel(trouble, work, wait, scope)
-            else:
+            if do is None:
                 self.cluster.strike(self._fault(trouble))
+            else:
+                do()
 
-        after = trouble.pieces or None
-        self.cluster.when(trouble.delay, after, frozenset([trouble.rank]), strike)
+        self.cluster.when(trouble.delay, trouble.pieces or None, frozenset([trouble.rank]), strike)
+
+    def _leave(self, trouble: Trouble, work: asyncio.Future[Any], leaving: asyncio.Future[None]) -> None:
+        """The rank begins to leave, now or when its call has ended."""
+
+        def go(_: object = None) -> None:
+            if leaving.done() or self.cluster.processes[trouble.rank].dead:
+                return
+            group = self.plan.program.steps[trouble.step].group
+            if trouble.kind == "quit" and group is not None:
+                self.quit.add((trouble.rank, group))
+            else:
+                self.left.add(trouble.rank)
+            leaving.set_result(None)
+
+        if trouble.detail == "now":
+            go()
+        else:
+            work.add_done_callback(go)
 
     def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
         if work.done():
