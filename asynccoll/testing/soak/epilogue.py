@@ -38,7 +38,7 @@ async def go_on(world: World) -> None:
     if len(staying) == plan.size and not any(lost.values()) and not judge.touched:
         await _all_well(world, staying)
     elif plan.after == "shrink":
-        survivors = [rank for rank in staying if rank in lost and rank not in lost[rank]]
+        survivors = [rank for rank in staying if rank not in lost.get(rank, ())]
         before = len(world.struck)
         world.begin("shrink")
         ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank], world.see))

@@ -239,10 +239,10 @@ class Judge:
                     require(bool(set(group) & set(theirs)), f"two parts go on: {group} and {theirs}")
         if quiet:
             for rank, end in ends.items():
-                here = size - len(lost[rank]) - len(world.left)
-                if here > len(lost[rank]):
+                out = lost.get(rank, frozenset())
+                gone = out | world.left
+                if size - len(gone) > len(out):
                     require(rank in groups, f"a majority may go on, rank {rank}: {end!r}")
-                    gone = lost[rank] | world.left
                     whole = tuple(one for one in range(size) if one not in gone)
                     require(groups[rank] == whole, f"rank {rank} goes on with {groups[rank]}, not {whole}")
 
