@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asynccoll.engine.outgoing import Outgoing
 from asynccoll.engine.wire import clipped, lost_frame
-from asynccoll.errors import ProtocolError
+from asynccoll.errors import EVICTED, ProtocolError
 
 if TYPE_CHECKING:
     from asynccoll.engine.engine import Engine
@@ -194,7 +194,7 @@ class Losses:
 
     @staticmethod
     def _own_eviction(by: int) -> str:
-        return f"evicted: rank {by} took this rank for dead, because it was silent for too long or the link between them broke"
+        return f"{EVICTED}: rank {by} took this rank for dead, because it was silent for too long or the link between them broke"
 
     # -- telling ------------------------------------------------------------------------------------------
 
