@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from asynccoll.testing.soak.plans import draw
+from asynccoll.testing.soak.plans import TROUBLES, draw
 from asynccoll.testing.soak.run import TOLD, Tally, run_plan
 
 __all__ = ["main"]
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         return end.code if isinstance(end.code, int) else 2
     logging.getLogger("asynccoll").setLevel(logging.CRITICAL)  # losses are part of the plan
     if options.seed is not None:
-        return _replay(options.seed, options.ranks)
+        return _replay(options)
     return _soak(options)
 
 
@@ -65,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"fail if a rare branch was not reached, as from {ALL_RARE} seeds on",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON line instead of tables")
+    parser.add_argument(
+        "--faults",
+        type=_kinds,
+        default=(),
+        metavar="A,B",
+        help=f"only these, at least one in each seed: {', '.join(TROUBLES)}",
+    )
     return parser
 
 
@@ -84,9 +91,17 @@ def _ranks(text: str) -> tuple[int, int]:
     return low, high
 
 
-def _replay(seed: int, ranks: tuple[int, int]) -> int:
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(dict.fromkeys(text.split(",")))
+    strangers = [kind for kind in kinds if kind not in TROUBLES]
+    if strangers:
+        raise argparse.ArgumentTypeError(f"{strangers[0]!r} is none of {', '.join(TROUBLES)}")
+    return kinds
+
+
+def _replay(options: argparse.Namespace) -> int:
     """Tell one seed's plan and all that happens; the error is raised."""
-    plan = draw(seed, ranks)
+    plan = draw(options.seed, options.ranks, options.faults)
     print(plan)
     outcome = run_plan(plan, lambda now, what: print(f"{now:14.6f}  {what}"))
     print(f"nothing is wrong; trace {outcome.trace_hash}, {outcome.pieces} pieces")
@@ -107,7 +122,7 @@ class _Stop:
 
 
 def _soak(options: argparse.Namespace) -> int:
-    tally = Tally(options.ranks)
+    tally = Tally(options.ranks, options.faults)
     stop = _Stop()
     previous = signal.signal(signal.SIGINT, stop)
     began = told = time.monotonic()
@@ -116,7 +131,7 @@ def _soak(options: argparse.Namespace) -> int:
             failure = tally.run(seed)
             if failure is not None and len(tally.failures) <= TOLD:
                 print(f"{failure.kind}, seed {seed}: {failure.text}"[:1000], file=sys.stderr)
-                print(f"    replay: {_command(seed, options.ranks)}", file=sys.stderr)
+                print(f"    replay: {_command(seed, options)}", file=sys.stderr)
             now = time.monotonic()
             if now - told >= _TOLD_EVERY:
                 told = now
@@ -149,10 +164,14 @@ def _soak(options: argparse.Namespace) -> int:
     return 1 if tally.failures or incomplete else 0
 
 
-def _command(seed: int, ranks: tuple[int, int]) -> str:
+def _command(seed: int, options: argparse.Namespace) -> str:
     """What replays a seed."""
-    sizes = "" if ranks == _DEFAULT_RANKS else f" --ranks {ranks[0]}-{ranks[1]}"
-    return f"asynccoll soak --seed {seed}{sizes}"
+    words = ["asynccoll soak --seed", str(seed)]
+    if options.ranks != _DEFAULT_RANKS:
+        words.append(f"--ranks {options.ranks[0]}-{options.ranks[1]}")
+    if options.faults:
+        words.append(f"--faults {','.join(options.faults)}")
+    return " ".join(words)
 
 
 def _print_tables(summary: dict[str, Any]) -> None:

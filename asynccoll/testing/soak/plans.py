@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -110,13 +110,21 @@ class Plan:
         return "\n".join(lines)
 
 
-def draw(seed: int, ranks: tuple[int, int] = (2, 16)) -> Plan:
-    """The plan of a seed. ``ranks``: smallest and largest world; most are of at most 8 ranks where those may be."""
+def draw(seed: int, ranks: tuple[int, int] = (2, 16), kinds: Collection[str] = ()) -> Plan:
+    """The plan of a seed.
+
+    Args:
+        seed: draws everything.
+        ranks: smallest and largest world; most are of at most 8 ranks where those may be.
+        kinds: the only troubles that there may be, at least one in each plan that can have it; by default all, or none at all.
+    """
     rng = random.Random(seed)
     low, high = ranks
     size = rng.randint(low, min(high, max(low, 8))) if rng.random() < 0.93 else rng.randint(low, high)
     count = rng.choices([*_COUNTS], [*_COUNTS.values()])[0]
-    kinds = rng.choices([*TROUBLES], [*TROUBLES.values()], k=count)
+    drawn = [*(kinds or TROUBLES)]
+    count = max(count, 1 if kinds else 0)
+    kinds = rng.choices(drawn, [TROUBLES[kind] for kind in drawn], k=count)
     bulk = rng.random() < 0.15 and size <= 8
     quick = bool({"late", "mismatch", "leave", "quit"}.intersection(kinds))
     conditions = _conditions(rng, quick, bulk, 1 if size <= 3 else 10 if size <= 4 else 60)
@@ -150,9 +158,13 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
     folds = [at for at, step in enumerate(steps) if step.kind in FOLDS]
     grouped = [at for at, step in enumerate(steps) if step.group is not None]
     if kind == "raise" and not folds:
-        kind = "refusal"
+        at = rng.randrange(len(steps))
+        if plan.of(at):
+            return
+        steps[at] = steps[at]._replace(kind="fold", algorithm="auto")
+        folds = [at]
     elif kind == "quit" and not grouped:
-        kind = "leave"
+        return
     if kind in ("raise", "quit"):
         at = rng.choice(folds if kind == "raise" else grouped)
     elif plan.troubles and rng.random() < 0.6:  # troubles meet in one step

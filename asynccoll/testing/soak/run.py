@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +22,7 @@ from asynccoll.testing.soak.rare import NAMES
 from asynccoll.testing.soak.watch import Watch
 from asynccoll.testing.soak.world import World, is_ours
 
-__all__ = ["TOLD", "WALL_LIMIT", "Failure", "Outcome", "Tally", "run_plan", "run_seed"]
+__all__ = ["TOLD", "WALL_LIMIT", "Failure", "Outcome", "Tally", "run_plan"]
 
 TOLD: Final = 20
 """Failures that are told one by one; more of them are only counted."""
@@ -43,13 +43,11 @@ class Outcome:
     """Named branches that were reached, and how often."""
 
 
-def run_seed(seed: int, ranks: tuple[int, int] = (2, 16)) -> Outcome:
-    """Run the world of a seed. Raises `Wrong`, `Stray`, `Leak`, `Hang` or `Stuck`."""
-    return run_plan(draw(seed, ranks))
-
-
 def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -> Outcome:
-    """Run the world of a plan. ``listener`` hears of each event, as text."""
+    """Run the world of a plan. ``listener`` hears of each event, as text.
+
+    Raises `Wrong`, `Stray`, `Leak`, `Hang` or `Stuck`.
+    """
     outcome, trace = Outcome(), Trace(listener)
     worlds: list[World] = []
 
@@ -100,8 +98,10 @@ class Failure:
 class Tally:
     """The counts of many seeds."""
 
-    def __init__(self, ranks: tuple[int, int] = (2, 16)) -> None:
+    def __init__(self, ranks: tuple[int, int] = (2, 16), kinds: Collection[str] = ()) -> None:
+        """As for `asynccoll.testing.soak.plans.draw`."""
         self.ranks = ranks
+        self.kinds = kinds
         self.seeds = 0
         self.failures: list[Failure] = []
         self.counts: dict[str, int] = dict.fromkeys(("hangs", "wrong", "leaks", "stray"), 0)
@@ -115,7 +115,7 @@ class Tally:
         self.seeds += 1
         try:
             with _within(WALL_LIMIT):
-                outcome = run_seed(seed, self.ranks)
+                outcome = run_plan(draw(seed, self.ranks, self.kinds))
         except (Stuck, Hang) as error:
             failure = Failure(seed, "hangs", _text(error))
         except Leak as error:
