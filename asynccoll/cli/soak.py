@@ -125,6 +125,9 @@ def _soak(options: argparse.Namespace) -> int:
     tally = Tally(options.ranks, options.faults)
     stop = _Stop()
     previous = signal.signal(signal.SIGINT, stop)
+    print(
+        f"seeds {options.first} to {options.first + options.seeds - 1}; Ctrl-C ends it early", file=sys.stderr
+    )
     began = told = time.monotonic()
     try:
         for seed in range(options.first, options.first + options.seeds):

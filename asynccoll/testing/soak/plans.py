@@ -120,7 +120,8 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16), kinds: Collection[str] = (
     """
     rng = random.Random(seed)
     low, high = ranks
-    size = rng.randint(low, min(high, max(low, 8))) if rng.random() < 0.93 else rng.randint(low, high)
+    usual = high if low > 8 else min(high, 8)
+    size = rng.randint(low, usual if rng.random() < 0.93 else high)
     count = rng.choices([*_COUNTS], [*_COUNTS.values()])[0]
     drawn = [*(kinds or TROUBLES)]
     count = max(count, 1 if kinds else 0)
@@ -130,7 +131,7 @@ def draw(seed: int, ranks: tuple[int, int] = (2, 16), kinds: Collection[str] = (
     conditions = _conditions(rng, quick, bulk, 1 if size <= 3 else 10 if size <= 4 else 60)
     piece = min(conditions.buffer, conditions.piece // (2 if conditions.split else 1))
     groups = []
-    if size > 2 and rng.random() < 0.3:
+    if size > 2 and (rng.random() < 0.3 or "quit" in kinds):
         groups = [tuple(rng.sample(range(size), rng.randint(2, size))) for _ in range(rng.randint(1, 2))]
     steps = [
         _step(rng, size, groups, _PIECES * max(1, piece))
