@@ -137,7 +137,10 @@ class TestPlans:
 
 
 def test_the_same_seed_is_the_same_trace_in_any_process():
-    code = "from asynccoll.testing.soak.run import *\nt = Tally()\nfor s in range(40, 46): t.run(s)\nprint(t.summary()['trace_hash'])"
+    code = (
+        "from asynccoll.testing.soak.run import Tally\ntally = Tally()\n"
+        "for seed in range(40, 46):\n    tally.run(seed)\nprint(tally.summary()['trace_hash'])"
+    )
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code],

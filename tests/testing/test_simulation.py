@@ -203,9 +203,9 @@ class TestRestart:
         began = []
 
         async def main(comm):
-            step = await comm.broadcast(saved["step"] if comm.rank == 0 else None)
-            began.append(step)
-            for step in range(step, 20):
+            first = await comm.broadcast(saved["step"] if comm.rank == 0 else None)
+            began.append(first)
+            for step in range(first, 20):
                 await asyncio.sleep(0.1)
                 assert await comm.allreduce(1) == 3
                 if comm.rank == 0:
