@@ -21,6 +21,8 @@ __all__ = ["LONG", "SENTINEL", "World"]
 
 SENTINEL: Final = 77
 """What a rank fills its memory with when it has got it back."""
+_IMPATIENCE: Final = 10.0
+"""Virtual seconds for which a rank that is to leave waits for its call to end."""
 LONG: Final = 100_000.0
 """Virtual seconds after which whatever is under way has arrived or will never."""
 
@@ -229,6 +231,7 @@ class World:
             go()
         else:
             work.add_done_callback(go)
+            self.loop.call_later(_IMPATIENCE, go)  # two that wait for one another before they call on would wait for ever
 
     def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
         if work.done():
