@@ -20,7 +20,7 @@ from asynccoll.testing.soak.judge import Judge
 from asynccoll.testing.soak.plans import LOCAL, TROUBLES, draw
 from asynccoll.testing.soak.rare import NAMES
 from asynccoll.testing.soak.run import Outcome, Tally, run_plan
-from asynccoll.testing.soak.steps import FIELDS
+from asynccoll.testing.soak.steps import FIELDS, MESSAGES
 from asynccoll.testing.soak.world import World
 
 SEEDS = 500
@@ -104,7 +104,7 @@ class TestPlans:
         assert 9 <= max(plan.size for plan in drawn) <= 16
         assert {trouble.kind for plan in drawn for trouble in plan.troubles} == set(TROUBLES)
         assert {len(plan.troubles) for plan in drawn} == {0, 1, 2, 3, 4}
-        assert {step.kind for plan in drawn for step in plan.program.steps} == set(FIELDS)
+        assert {step.kind for plan in drawn for step in plan.program.steps} == {*FIELDS, MESSAGES}
         assert {1, 1 << 16} <= {plan.conditions.piece for plan in drawn}
         assert {1, 1 << 18} <= {plan.conditions.buffer for plan in drawn}
         keyed = {

@@ -19,6 +19,7 @@ from asynccoll.errors import (
 )
 from asynccoll.testing.soak.errors import Stray, Wrong, require
 from asynccoll.testing.soak.plans import LIVENESS, LOCAL
+from asynccoll.testing.soak.steps import MESSAGES
 from asynccoll.testing.soak.world import World, is_ours
 
 __all__ = ["Judge"]
@@ -91,7 +92,9 @@ class Judge:
         for trouble in plan.of(at):
             if trouble.kind in ("mismatch", "refusal") and (trouble.rank, at) in world.called:
                 raise Wrong(f"rank {rank} has a result of step {at} although {trouble}")
-        if not all((member, at) in world.called for member in members):
+        if plan.program.steps[at].kind != MESSAGES and not all(
+            (member, at) in world.called for member in members
+        ):
             raise Wrong(f"rank {rank} has a result of step {at} although not all ranks called it")
 
     def _judge_error(self, rank: int, at: int, end: BaseException, where: str) -> None:
@@ -127,6 +130,10 @@ class Judge:
                 require(origin in world.left or (origin, group) in world.quit, where)
             case PeerLost():
                 self._judge_lost({members[peer] for peer in end.peers}, where)
+                if plan.program.steps[at].kind == MESSAGES:
+                    place, size = members.index(rank), len(members)
+                    near = {place, (place + 1) % size, (place - 1) % size}
+                    require(end.peers <= near, f"a rank that has no part in it is named, {where}")
             case _:
                 require(False, where)
 

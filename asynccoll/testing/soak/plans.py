@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from asynccoll.sim.links import Conditions
-from asynccoll.testing.soak.steps import FIELDS, FOLDS, Step, Steps
+from asynccoll.testing.soak.steps import FIELDS, FOLDS, MESSAGES, Step, Steps
 
 __all__ = ["LIVENESS", "LOCAL", "STAGES", "TROUBLES", "Plan", "Trouble", "draw"]
 
@@ -172,6 +172,8 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
         at = min(plan.troubles[0].step, len(steps) - 1)
     else:
         at = rng.randrange(len(steps))
+    if kind in LOCAL and steps[at].kind == MESSAGES:
+        return
     rank = rng.choice(steps[at].members)
     if kind in LOCAL and any(trouble.rank == rank for trouble in plan.of(at)):
         return
@@ -215,7 +217,10 @@ def _draw_keys(plan: Plan, rng: random.Random) -> None:
     """Which steps have which key, and in which order each rank calls its own."""
     steps = plan.program.steps
     keyed = rng.random() < 0.5
-    plan.keys = [rng.choice([None, "a", "a", f"step {at}"]) if keyed else None for at in range(len(steps))]
+    plan.keys = [
+        rng.choice([None, "a", "a", f"step {at}"]) if keyed and step.kind != MESSAGES else None
+        for at, step in enumerate(steps)
+    ]
     for rank in range(plan.size):
         lanes: dict[tuple[int | None, str | None], list[int]] = {}
         for at, step in enumerate(steps):
@@ -245,7 +250,7 @@ def _step(rng: random.Random, size: int, groups: list[tuple[int, ...]], budget: 
     group = rng.randrange(len(groups)) if groups and rng.random() < 0.5 else None
     members = tuple(range(size)) if group is None else groups[group]
     size = len(members)
-    kind = rng.choice(["allreduce", *FIELDS])
+    kind = rng.choice(["allreduce", MESSAGES, *FIELDS])
     dtype = rng.choice(["f4", "f8", "i4", "i8", "f2", "u1"])
     ops = ["sum", "max", "min", "bor" if np.dtype(dtype).kind in "iu" else "avg"]
     count = rng.choice([0, 1, size - 1, size, 100, 1000, 17_000, 33_000, 100_000])

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["FIELDS", "FOLDS", "Call", "Step", "Steps", "broken", "differ"]
+__all__ = ["FIELDS", "FOLDS", "MESSAGES", "Call", "Step", "Steps", "broken", "differ"]
 
 _REDUCTION: Final = ("verb", "name", "op", "dtype", "shape", "algorithm")
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
@@ -34,6 +34,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "barrier": ("verb", "name"),
 }
 """Kind of step -> in what one rank may differ."""
+MESSAGES: Final = "messages"
+"""Kind of a step that is no collective: each rank sends to the next and receives from the one before. It has no key."""
 FOLDS: Final = ("fold", "fold to root", "prefixes")
 """Kinds whose reduction is a function of the user's."""
 
@@ -186,6 +188,9 @@ class Steps:
                 return Call("reduce", [f"{rank}.", _joined, step.root])
             case "prefixes":
                 return Call("scan", [f"{rank}.", _joined])
+            case "messages":
+                value = self.numbers(at, rank, rank).copy()
+                return Call("exchange", [value, (rank + 1) % size, (rank - 1) % size, at])
             case _:
                 return Call("barrier", [])
 
@@ -224,6 +229,9 @@ class Steps:
                 return bool(result == "".join(f"{other}." for other in ranks))
             case "prefixes":
                 return bool(result == "".join(f"{other}." for other in range(rank + 1)))
+            case "messages":
+                before = (rank - 1) % size
+                return bool(result[0] is None) and _same(result[1], self.numbers(at, before, before))
             case "reduce_scatter":
                 return _same(result, np.array_split(self.reduced(at), size)[rank])
             case "scan" | "exscan":

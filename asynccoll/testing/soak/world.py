@@ -15,7 +15,7 @@ from asynccoll.sim.faults import Crash, Cut, Fault, Partition, Slow, Stall
 from asynccoll.sim.trace import Trace
 from asynccoll.testing.cluster import Cluster
 from asynccoll.testing.soak.plans import LIVENESS, LOCAL, Plan, Trouble
-from asynccoll.testing.soak.steps import broken, differ
+from asynccoll.testing.soak.steps import Call, broken, differ
 
 __all__ = ["LONG", "SENTINEL", "World"]
 
@@ -159,7 +159,7 @@ class World:
         if plan.keys[at] is not None:
             call.options["key"] = plan.keys[at]
         self.called[rank, at] = self.loop.time()
-        work = getattr(comm, call.verb)(*call.args, **call.options)
+        work = _exchange(comm, *call.args) if call.verb == "exchange" else _started(comm, call)
         if call.args and isinstance(call.args[0], np.ndarray) and call.lent is not call.args[0]:
             call.args[0][...] = SENTINEL  # what counts is the content at the call
         scope = asyncio.timeout(None)
@@ -231,7 +231,9 @@ class World:
             go()
         else:
             work.add_done_callback(go)
-            self.loop.call_later(_IMPATIENCE, go)  # two that wait for one another before they call on would wait for ever
+            self.loop.call_later(
+                _IMPATIENCE, go
+            )  # two that wait for one another before they call on would wait for ever
 
     def _cancel(self, trouble: Trouble, work: Any, wait: Any, scope: Any) -> None:
         if work.done():
@@ -286,3 +288,13 @@ class World:
 def is_ours(error: BaseException) -> bool:
     """``error`` is one that a rank may get, by its type."""
     return isinstance(error, AsynccollError | asyncio.CancelledError | TimeoutError)
+
+
+def _started(comm: Communicator, call: Call) -> asyncio.Future[Any]:
+    work: asyncio.Future[Any] = getattr(comm, call.verb)(*call.args, **call.options)
+    return work
+
+
+def _exchange(comm: Communicator, value: Any, to: int, source: int, tag: int) -> asyncio.Future[Any]:
+    """Send to one rank and receive from another: the two results."""
+    return asyncio.gather(comm.send(value, to, tag), comm.recv(source, tag))
