@@ -141,7 +141,7 @@ class Partition(_Moment):
 
 Fault: TypeAlias = Crash | Restart | Stall | Slow | Cancel | Cut | Partition
 
-_KINDS: Final = ("crash", "stall", "slow", "fin", "rst", "cancel")
+_KINDS: Final = ("crash", "stall", "slow", "fin", "rst", "silence", "partition", "cancel")
 
 
 def draw_conditions(rng: random.Random) -> Conditions:
@@ -172,8 +172,13 @@ def _draw(rng: random.Random, size: int) -> Fault:
             return Slow(rank, at=at, after=after)
         case "cancel":
             return Cancel(rank, at=at, after=after)
+        case "partition":
+            side = frozenset(rng.sample(range(size), rng.randint(1, size - 1)))
+            return Partition(side, rng.choice([None, rng.random() * 30]), at=at, after=after)
         case how:
             other = rng.choice([peer for peer in range(size) if peer != rank])
+            if how == "silence":
+                return Cut(rank, other, "stall", rng.choice([None, rng.random() * 30]), at=at, after=after)
             return Cut(rank, other, "fin" if how == "fin" else "rst", at=at, after=after)
 
 

@@ -176,7 +176,9 @@ class TestValues:
     def test_drawn_ones_fit_their_world_and_are_of_every_kind(self):
         drawn = draw_faults(random.Random(1), 3, 200)
         assert checked(drawn, 3) == drawn
-        assert {type(fault).__name__ for fault in drawn} == {"Crash", "Stall", "Slow", "Cancel", "Cut"}
+        assert {type(fault).__name__ for fault in drawn} == {
+            *("Crash", "Stall", "Slow", "Cancel", "Cut", "Partition")
+        }
         assert draw_faults(random.Random(1), 1, 5) == []
 
     def test_drawn_conditions_differ(self):
