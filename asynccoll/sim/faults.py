@@ -63,7 +63,8 @@ class Crash(_Moment):
 class Restart(_Moment):
     """The process of ``rank`` dies; when all other ranks have ended too, every rank is started again, in a new world.
 
-    That is what a launcher with restarts does: survivors have to notice the loss and to end.
+    That is what a launcher with restarts does: survivors have to notice the loss and to end. Faults that have not struck until then
+    do not come any more.
     """
 
     rank: int

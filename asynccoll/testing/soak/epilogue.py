@@ -44,7 +44,6 @@ async def go_on(world: World) -> None:
         ends = await world.on_all(survivors, lambda rank: _shrink(comms[rank], world.see))
         await asyncio.sleep(LONG)
         Judge(world).shrunk(ends, lost, len(world.struck) == before)
-    world.begin("close")
 
 
 async def _all_well(world: World, ranks: list[int]) -> None:

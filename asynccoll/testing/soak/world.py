@@ -14,6 +14,7 @@ from asynccoll.errors import AsynccollError
 from asynccoll.sim.faults import Crash, Cut, Fault, Partition, Slow, Stall
 from asynccoll.sim.trace import Trace
 from asynccoll.testing.cluster import Cluster
+from asynccoll.testing.soak.errors import require
 from asynccoll.testing.soak.plans import LIVENESS, LOCAL, Plan, Trouble
 from asynccoll.testing.soak.steps import Call, broken, differ
 
@@ -21,6 +22,8 @@ __all__ = ["LONG", "SENTINEL", "World"]
 
 SENTINEL: Final = 77
 """What a rank fills its memory with when it has got it back."""
+_CLOSE: Final = 1.1
+"""Virtual seconds within which every rank closes, however slow its links are."""
 _IMPATIENCE: Final = 10.0
 """Virtual seconds for which a rank that is to leave waits for its call to end."""
 LONG: Final = 100_000.0
@@ -274,15 +277,25 @@ class World:
     # -- the end ------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close every rank that still can; what is stopped for good is killed."""
-        self.cluster.call_off()
-        for rank in sorted(self.cluster.stopped_for_good):
-            self.cluster.strike(Crash(rank))
+        """Close every rank that still can, whatever goes wrong meanwhile; what is stopped for good is killed."""
+        self._tidy()
+        before, began = len(self.struck), self.loop.time()
+        self.begin("close")
         await self.on_all(
             [rank for rank in range(self.plan.size) if rank not in self.dead()],
             lambda rank: self.comms[rank].close(),
         )
+        seconds = self.loop.time() - began
+        require(seconds < _CLOSE or len(self.struck) > before, f"closing took {seconds:g} s")
         await asyncio.sleep(LONG)
+        self._tidy()
+        await asyncio.sleep(LONG)
+
+    def _tidy(self) -> None:
+        """No trouble that was set strikes any more, and nobody is stopped for good."""
+        self.cluster.call_off()
+        for rank in sorted(self.cluster.stopped_for_good):
+            self.cluster.strike(Crash(rank))
 
 
 def is_ours(error: BaseException) -> bool:
