@@ -303,7 +303,6 @@ class SimDriver(Pump):
         if self.engine.data_to_send(peer) and self.engine.rank not in self.engine.losses.out:
             self.untold.add(peer)
         self.drop(peer)
-        self.write(peer)  # to nowhere
         self.network.listen()
 
     # -- faults -------------------------------------------------------------------------------------------

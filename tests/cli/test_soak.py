@@ -49,7 +49,7 @@ def test_without_json_there_are_tables(capsys):
 
 
 def test_a_failing_seed_tells_how_to_replay_it_and_the_exit_code_is_1(capsys, monkeypatch):
-    def wrong(plan, listener=None):
+    def wrong(plan, *, collect):
         raise Wrong("a sum is wrong")
 
     monkeypatch.setattr(run, "run_plan", wrong)

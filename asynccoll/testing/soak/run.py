@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import signal
 from collections import Counter
@@ -43,8 +44,11 @@ class Outcome:
     """Named branches that were reached, and how often."""
 
 
-def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -> Outcome:
-    """Run the world of a plan. ``listener`` hears of each event, as text.
+def run_plan(
+    plan: Plan, listener: Callable[[float, str], None] | None = None, *, collect: bool = False
+) -> Outcome:
+    """Run the world of a plan. ``listener`` hears of each event, as text. ``collect``: run the garbage collector before the loop is
+    looked at, so that an exception which nobody has taken is told by the seed that it belongs to.
 
     Raises `Wrong`, `Stray`, `Leak`, `Hang` or `Stuck`.
     """
@@ -55,7 +59,7 @@ def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -
         world = World(plan, trace)
         worlds.append(world)
         world.see = Watch(world.cluster.network.drivers, outcome.rare).see
-        await _whole(world, outcome)
+        await _whole(world, outcome, collect)
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         try:
@@ -72,12 +76,14 @@ def run_plan(plan: Plan, listener: Callable[[float, str], None] | None = None) -
     return outcome
 
 
-async def _whole(world: World, outcome: Outcome) -> None:
+async def _whole(world: World, outcome: Outcome, collect: bool) -> None:
     await world.run()
     Judge(world).program()
     await go_on(world)
     leftovers.in_the_engines(world)
     await world.close()
+    if collect:
+        gc.collect()
     leftovers.on_the_loop(world)
     if world.plan.after == "restart" and world.dead():
         await restart(world)
@@ -115,7 +121,7 @@ class Tally:
         self.seeds += 1
         try:
             with _within(WALL_LIMIT):
-                outcome = run_plan(draw(seed, self.ranks, self.kinds))
+                outcome = run_plan(draw(seed, self.ranks, self.kinds), collect=True)
         except (Stuck, Hang) as error:
             failure = Failure(seed, "hangs", _text(error))
         except Leak as error:
