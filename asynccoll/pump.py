@@ -144,6 +144,7 @@ class Pump(ABC):
                     self.drop(event.peer)
                 elif isinstance(event, PeerEvicted):
                     self.evict(event.peer)
+                    self.write(event.peer)  # what the link did not take goes nowhere, and is let go of
                 else:
                     if event.error is not None:
                         self._tell(event.error)

@@ -24,7 +24,7 @@ SHORT = {
         *("--broadcast", "1M", "--array", "1M"),
     ],
     "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
-    "python -m tests.sim.schedules": ["--seeds", "5"],
+    "python -m asynccoll soak": ["--seeds", "4"],
 }
 
 # Commands for a reader's own files, or that this very suite is part of.
@@ -104,6 +104,15 @@ def test_the_command_runs(command):
 def test_python_blocks_compile(page):
     for block in blocks(page, "python"):
         compile(block, str(page), "exec", flags=0x2000)  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+def test_the_simulated_training_of_the_testing_page_runs():
+    (program,) = [block for block in blocks(ROOT / "docs" / "testing.md", "python") if "Simulation(" in block]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9.]+ [0-9a-f]{32}\n", done.stdout)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -179,7 +179,7 @@ def commands(breakage: Breakage) -> list[list[str]]:
     wider = ["tests/engine", "tests/algorithms", "tests/test_reduction.py"]
     runs = [[*pytest, *own]] if own else []
     runs.append([*pytest, *wider])
-    runs.append([sys.executable, "-m", "tests.sim.schedules", "--seeds", "150"])
+    runs.append([sys.executable, "-m", "asynccoll", "soak", "--seeds", "150"])
     runs.append([*pytest, "tests/conformance", "-k", "sim", "--worlds", "sim"])
     return runs
 

@@ -167,6 +167,9 @@ def page() -> str:
         sections += _class(owner)
     sections.append("## `asynccoll.testing`")
     sections.append(_entry("local_world", asynccoll.testing.local_world))
+    simulation = asynccoll.testing.Simulation
+    sections.append(_entry("Simulation", simulation, returns=False))
+    sections.append(_entry(".run", simulation.run))
     lines: list[str] = []
     for section in sections:
         # Items of a list stay together.

@@ -82,7 +82,9 @@ class Departures:
         if not group.left and not losses.out:
             return None
         needs = op.members if op.needs is None else op.needs
-        dead = [rank for rank in needs if rank in losses.out and rank not in group.left]
+        dead = [
+            rank for rank in needs if rank in losses.out
+        ]  # also if this rank has heard its goodbye: not all have
         if losses.out.keys() >= {self._engine.rank}:
             dead = [self._engine.rank]
         if dead:

@@ -114,9 +114,13 @@ class Losses:
         decided = {}
         fresh = False
         for accuser, accused, accusation, final in entries:
-            if final and accused not in self.out:
+            if (
+                accused in self.out
+            ):  # no verdict hangs on it any more, but `silent` must say the same on all ranks
+                self.accusations.setdefault((accuser, accused), accusation)
+            elif final:
                 decided[accused] = self._as_heard(peer, accusation, accused)
-            elif not final and (accuser, accused) not in self.accusations and accused not in self.out:
+            elif (accuser, accused) not in self.accusations:
                 self.accusations[accuser, accused] = accusation
                 fresh = True
         if decided:

@@ -91,9 +91,9 @@ def held_bytes(comm):
 
 def read_slowly(comm, peers, conditions):
     """In the simulation: from now on everything from ``peers`` to ``comm`` travels under ``conditions``."""
-    network = comm._pump._network
+    network = comm._pump.network
     for peer in peers:
-        network.drivers[peer]._link(comm.rank).conditions = conditions
+        network.link(peer, comm.rank).conditions = conditions
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ class TestConditions:
 
     async def test_each_piece_is_late_by_at_most_the_delay_and_none_overtakes(self):
         made, comms = network(2, conditions=Conditions(delay=0.5, piece=50))
-        link = made.drivers[0]._link(1)
+        link = made.drivers[0].link(1)
         loop = asyncio.get_running_loop()
         arrived = []
         made.drivers[1].take = lambda peer, piece: arrived.append((loop.time(), bytes(piece)))
@@ -120,7 +120,7 @@ class TestConditions:
 
     async def test_a_link_holds_no_more_than_its_buffer_and_the_writer_waits(self, monkeypatch):
         made, comms = network(2, conditions=Conditions(buffer=1000, piece=300))
-        link_type = type(made.drivers[0]._link(1))
+        link_type = type(made.drivers[0].link(1))
         write = link_type.write
         held, taken = [], []
 
@@ -213,7 +213,7 @@ class TestEnd:
     async def test_a_peer_that_breaks_the_protocol_is_dropped_at_both_ends(self):
         made, comms = network(2)
         works = [comm.barrier() for comm in comms]
-        link = made.drivers[0]._link(1)
+        link = made.drivers[0].link(1)
         link.held.clear()
         link.write([b"\xff" * 100])
         with pytest.raises(PeerLost, match="unknown kind 255"):

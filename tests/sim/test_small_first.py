@@ -55,7 +55,7 @@ class Watch:
         monkeypatch.setattr(Rounds, "_tell", told)
 
     def written(self, source, destination):
-        link = self.network.drivers[source]._link(destination)
+        link = self.network.drivers[source].link(destination)
         return len(self.streams.get((source, destination), b"")) + len(link.held)
 
     def ahead(self, seq):
