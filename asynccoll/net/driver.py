@@ -41,7 +41,7 @@ class NetDriver(Pump):
         """Peers to which writing failed, and how. That is no verdict: what they sent before is still read, up to the end."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
-        self._once = type(loop).__module__.partition(".")[0] == "uvloop"
+        self._once = any(kind.__module__.partition(".")[0] == "uvloop" for kind in type(loop).__mro__)
         """The loop tells of an error only once, maybe together with the last data: libuv stops watching a descriptor on which
         there is one. So everything has to be read at that call."""
         self._pid = os.getpid()
