@@ -6,8 +6,8 @@
     python -m tests.reliability.cancels --loop uvloop --point 17
 
 A point is one operation on all ranks that is given up on one of them, in one of the `WAYS` of asyncio or by its own ``timeout=``,
-at one of the `MOMENTS`. To meet these, the rank's reads are cut into pieces, and what gives up is called in the turn of the loop after
-the byte that counts, before another one is read.
+at one of the `MOMENTS`. To meet these, the rank's reads are cut into pieces, and what gives up is called in the turn of the loop
+after the byte that counts, before another one is read.
 """
 
 import argparse
