@@ -22,6 +22,8 @@ __all__ = ["NetDriver"]
 
 SLICE: Final = 1 << 20
 """Bytes read from or written to one peer before the loop gets its turn: holds the loop for about a millisecond."""
+_GATHERS: Final = hasattr(socket.socket, "sendmsg")
+"""The system writes several parts at once. Windows does not."""
 LINGER: Final = 1.0
 """Seconds that `NetDriver.close` waits for peers to take the last bytes and to close their side."""
 
@@ -109,7 +111,7 @@ class NetDriver(Pump):
                 engine.sent(peer, sum(map(len, parts)))
                 continue
             try:
-                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
+                sent = sock.sendmsg(parts) if len(parts) > 1 and _GATHERS else sock.send(parts[0])
             except (BlockingIOError, InterruptedError):
                 self._block(peer, sock)
                 return
@@ -206,7 +208,7 @@ def _end(engine: Engine, sockets: dict[int, socket.socket], pid: int) -> None:
     for peer, sock in list(sockets.items()):
         with contextlib.suppress(OSError):
             while os.getpid() == pid and (parts := engine.data_to_send(peer)):
-                engine.sent(peer, sock.sendmsg(parts))
+                engine.sent(peer, sock.sendmsg(parts) if _GATHERS else sock.send(parts[0]))
             while sock.recv(SLICE):  # unread bytes would turn the goodbye into a reset
                 pass
         sock.close()
