@@ -57,6 +57,7 @@ async def cancelled(group, **options):
     third = group[2].allreduce(np.ones(3), **options)
     third.cancel()  # before rank 1 has called: nobody can be complete
     await asyncio.gather(third, return_exceptions=True)
+    await settle()
     works.append(group[1].allreduce(np.ones(3), **options))
     return await asyncio.gather(*works, return_exceptions=True)
 
