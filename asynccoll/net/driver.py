@@ -212,6 +212,8 @@ class NetDriver(Pump):
             return
         self.closed = True
         self._changed = asyncio.Event()
+        if self._watch is not None:
+            self._watch.leave()
         try:
             self.engine.close(cause, self.loop.time())
             self.flush()
