@@ -132,6 +132,12 @@ async def meshes(_, number):
         await asyncio.gather(*(comm.allreduce(number) for comm in comms))
 
 
+async def watched(_, number):
+    """With heartbeats, and so with a thread that serves them."""
+    async with local_world(2, liveness_timeout=30.0) as comms:
+        await asyncio.gather(*(comm.allreduce(number) for comm in comms))
+
+
 VARYING = [int(2 ** random.Random(number).uniform(0, 18)) for number in range(300)]
 """More than what the caches of schedules hold, and less than that of digests, which is full only after thousands of shapes."""
 ONES = [np.ones(1) for _ in range(2)]
@@ -192,6 +198,7 @@ KINDS = {
     "streams": Kind(streams, 2_000, 500),
     "handshakes": Kind(handshakes, 2_000, 500, _open_rank),
     "meshes": Kind(meshes, 200, 60, _nothing),
+    "watched": Kind(watched, 200, 60, _nothing),
 }
 
 
