@@ -4,13 +4,15 @@ import collections
 
 import pytest
 
+from asynccoll.pump import Pump
+
 from . import cancels
 from .cancels import MOMENTS, SIZES, WAYS, draw, run
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_they_surface_and_nothing_is_left(loop):
-    first = {"asyncio": 0, "uvloop": 50}[loop]  # another number of ranks
+    first = {"asyncio": 0, "uvloop": 50}[loop]  # other numbers of ranks
     failures, moments = run(loop, range(first, first + 100))
     assert failures == []
     assert sum(moments.values()) == 100
@@ -44,6 +46,12 @@ def test_a_cancel_that_is_lost_is_told(monkeypatch):
     assert all(
         "replay: python -m tests.reliability.cancels --loop asyncio --point" in text for text in failures
     )
+
+
+def test_a_cancel_of_which_the_others_do_not_hear_is_told(monkeypatch):
+    monkeypatch.setattr(Pump, "cancel", lambda pump, op: None)
+    failures, _ = run("asyncio", range(20))
+    assert any("got a result though it called after the cancel" in text for text in failures), failures
 
 
 def test_what_is_left_over_is_told(monkeypatch):
