@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from asynccoll.loops import new_loop
+
 __all__ = ["LoopThread", "result_of"]
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ class LoopThread:
     """One event loop (uvloop where it is installed) that runs in its own daemon thread until `stop`."""
 
     def __init__(self, name: str) -> None:
-        self.loop = _new_loop()
+        self.loop = new_loop()
         self.pid = os.getpid()
         """The process that owns the thread: a fork has the object, but not the thread."""
         self._stopping = False
@@ -112,12 +114,3 @@ def _stop(threads: list[LoopThread]) -> None:
             for callback in thread._at_stop:
                 callback()
             thread.loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop

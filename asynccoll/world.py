@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from asynccoll.communicator import Communicator, Options, seconds
 from asynccoll.engine.engine import Engine
 from asynccoll.errors import AlreadyInitialized, NotInitialized
+from asynccoll.loops import new_loop, require_watching
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -262,6 +263,7 @@ async def connect_at(
 
     from asynccoll.net.secret import load_secret
 
+    require_watching(loop)
     key = load_secret(placement.secret, placement.host, insecure)
     return await open_mesh(
         placement,
@@ -337,15 +339,11 @@ async def shutdown() -> None:
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """``asyncio.run(main)`` on uvloop where it is installed. Plain ``asyncio.run`` works too, with more latency."""
-    loop_factory = None
-    try:
-        import uvloop
-    except ImportError:
-        pass
-    else:
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:
+    """``asyncio.run(main)`` on uvloop where it is installed, else on a selector loop.
+
+    Plain ``asyncio.run`` works too, with more latency; but not on Windows, whose usual loop does not watch sockets for others.
+    """
+    with asyncio.Runner(debug=debug, loop_factory=new_loop) as runner:
         return runner.run(main)
 
 

@@ -27,6 +27,7 @@ LAYERS = (
     ("streams",),
     ("verbs",),
     ("communicator",),
+    ("loops",),
     ("world",),
     ("background", "launch"),
     ("pending", "workers"),

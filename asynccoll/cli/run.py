@@ -23,7 +23,9 @@ __all__ = ["main"]
 _TAKES_VALUE = ("-n", "--nproc", "--timeout", "--grace")
 """Own options that are followed by a value: what the search for the script has to step over."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGTSTP") if hasattr(signal, name)
+)
 
 _EPILOG = """\
 examples:
@@ -145,7 +147,8 @@ def _importable(name: str) -> bool:
 def _run(options: argparse.Namespace, command: list[str]) -> int:
     _open_standard_descriptors()
     # Where a parent ignores SIGCHLD the kernel forgets exit codes, and every rank would seem to succeed.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(SignalPipe(_SIGNALS))
         job = Job(

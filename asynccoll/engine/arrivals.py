@@ -50,8 +50,8 @@ class Arrivals:
         self._departures = departures
         self._rounds = rounds
         self._unmade = Unmade()
-        self._left: set[int] = set()
-        """Communicators that this rank has left: what peers still send for them is dropped."""
+        self._left: dict[int, set[int]] = {}
+        """Communicator that this rank has left -> members that have not: what they still send for it is dropped."""
 
     def data(
         self, peer: int, flags: int, comm: int, seq: int, tag: int, payload: memoryview, owned: bool = False
@@ -215,17 +215,29 @@ class Arrivals:
             except ProtocolError as error:
                 self._engine.broken(peer, error)
 
-    def left(self, comm: int) -> None:
-        """This rank has left a communicator."""
-        self._left.add(comm)
+    def left(self, group: Group) -> None:
+        """This rank has left a communicator. Its id is forgotten when all others have, which then send nothing more for it."""
+        others = {peer for peer in group.members if peer not in group.left and peer not in group.lost}
+        others.discard(self._engine.rank)
+        if others:
+            self._left[group.comm] = others
 
     def known(self, comm: int) -> bool:
-        """The id is or was in use."""
+        """The id is in use, by this rank or by one that has not left."""
         return comm in self._groups or comm in self._left
 
     def forget(self, peer: int) -> None:
         """The connection to ``peer`` has ended."""
         self._unmade.forget(peer)
+        for comm in list(self._left):
+            self._left_too(comm, peer)
+
+    def _left_too(self, comm: int, peer: int) -> None:
+        """Nothing more will come from ``peer`` for a communicator that this rank has left."""
+        others = self._left[comm]
+        others.discard(peer)
+        if not others:
+            del self._left[comm]
 
     def _group(self, comm: int, peer: int) -> Group | None:
         """The communicator, or None if it is not known here; `ProtocolError` if ``peer`` is not in it."""
@@ -237,7 +249,9 @@ class Arrivals:
     def _strange(self, comm: int, frame: Frame, owned: bool = False) -> None:
         """A frame for a communicator that is not made, or was left."""
         if comm in self._left:
-            if frame.flags:
+            if frame.kind == wire.GOODBYE:
+                self._left_too(comm, frame.peer)
+            elif frame.flags:
                 self._outgoing.owe(frame.peer, len(frame.payload))
             elif frame.kind == wire.MESSAGE:
                 self._engine.mail.strange(frame.peer, frame.payload)

@@ -105,7 +105,7 @@ class Engine:
         del self._groups[comm]
         self.mail.left(group)
         self.keys.left(comm)
-        self.arrivals.left(comm)
+        self.arrivals.left(group)
 
     def submit(self, op: Operation, now: float) -> None:
         """Give ``op`` the next number of its communicator and start it; with a key, as soon as it is granted a number."""

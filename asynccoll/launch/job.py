@@ -85,6 +85,11 @@ class Job:
         self._kill_at: float | None = None  # monotonic time; None: not asked to end yet, inf: killed
 
     def __enter__(self) -> Job:
+        if not hasattr(os, "killpg"):
+            raise OSError(
+                "this platform has no process groups, which local ranks are held together by: start each rank yourself, with "
+                "ASYNCCOLL_RANK, ASYNCCOLL_WORLD_SIZE, ASYNCCOLL_MASTER_ADDR and ASYNCCOLL_MASTER_PORT set"
+            )
         try:
             self._start()
         except BaseException:  # re-raised: no rank may be left running, Ctrl-C or not

@@ -24,6 +24,8 @@ __all__ = ["NetDriver"]
 
 SLICE: Final = 1 << 20
 """Bytes read from or written to one peer before the loop gets its turn: holds the loop for about a millisecond."""
+_GATHERS: Final = hasattr(socket.socket, "sendmsg")
+"""The system writes several parts at once. Windows does not."""
 LINGER: Final = 1.0
 """Seconds that `NetDriver.close` waits for peers to take the last bytes and to close their side."""
 _UNREACHABLE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
@@ -51,7 +53,7 @@ class NetDriver(Pump):
         """Peers to which writing failed, and how. That is no verdict: what they sent before is still read, up to the end."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
-        self._once = type(loop).__module__.partition(".")[0] == "uvloop"
+        self._once = any(kind.__module__.partition(".")[0] == "uvloop" for kind in type(loop).__mro__)
         """The loop tells of an error only once, maybe together with the last data: libuv stops watching a descriptor on which
         there is one. So everything has to be read at that call."""
         self._pid = os.getpid()
@@ -135,7 +137,7 @@ class NetDriver(Pump):
                 engine.sent(peer, sum(map(len, parts)))
                 continue
             try:
-                sent = sock.send(parts[0]) if len(parts) == 1 else sock.sendmsg(parts)
+                sent = sock.sendmsg(parts) if len(parts) > 1 and _GATHERS else sock.send(parts[0])
             except (BlockingIOError, InterruptedError):
                 self._block(peer, sock)
                 return
@@ -219,6 +221,8 @@ class NetDriver(Pump):
             return
         self.closed = True
         self._changed = asyncio.Event()
+        if self._watch is not None:
+            self._watch.leave()
         try:
             self.engine.close(cause, self.loop.time())
             self.flush()
@@ -274,7 +278,7 @@ def _end(engine: Engine, sockets: dict[int, socket.socket], watch: Watch | None,
     for peer, sock in list(sockets.items()):
         with contextlib.suppress(OSError):
             while os.getpid() == pid and (parts := engine.data_to_send(peer)):
-                engine.sent(peer, sock.sendmsg(parts))
+                engine.sent(peer, sock.sendmsg(parts) if _GATHERS else sock.send(parts[0]))
             while sock.recv(SLICE):  # unread bytes would turn the goodbye into a reset
                 pass
         sock.close()

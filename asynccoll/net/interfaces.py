@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import struct
 from ipaddress import IPv6Address
@@ -23,23 +22,31 @@ _INET6 = Path("/proc/net/if_inet6")
 _LINK_LOCAL = "20"
 """Scope of an address that means nothing on another host (IPV6_ADDR_LINKLOCAL in the kernel's include/net/ipv6.h)."""
 
+_UNKNOWN = "has an address that cannot be looked up on this platform: give the address itself"
+
 
 def interface_address(name: str, family: socket.AddressFamily) -> tuple[Any, ...]:
     """An address of the interface ``name``, with port 0, as ``socket.bind`` takes it. Its first one, where it has several.
 
     Raises:
-        LookupError: there is no such interface, or it has no address of that family that other hosts could call. The message
-        goes on after the name.
+        LookupError: there is no such interface, it has no address of that family that other hosts could call, or the platform is
+            one where that cannot be asked. The message goes on after the name.
     """
     names = [known for _, known in socket.if_nameindex()]
     if name not in names:
         raise LookupError(f"is not a network interface of this host; there are {', '.join(names)}")
     if family == socket.AF_INET6:
+        if not _INET6.exists():
+            raise LookupError(_UNKNOWN)
         for line in _INET6.read_text(encoding="ascii").splitlines():
             digits, _, _, scope, _, interface = line.split()
             if interface == name and scope != _LINK_LOCAL:
                 return str(IPv6Address(int(digits, 16))), 0, 0, 0
         raise LookupError("has no IPv6 address that other hosts could call")
+    try:
+        import fcntl  # not everywhere
+    except ImportError:
+        raise LookupError(_UNKNOWN) from None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode(), bytes(4)))

@@ -77,12 +77,23 @@ class Watch:
             self.heard.pop(peer, None)
             self._say(peer, _EVICTED)
 
-    def end(self) -> None:
-        """Say that nothing more will come, and close the sockets. Twice is silent. The last one ends the thread."""
+    def leave(self) -> None:
+        """Say that nothing more will come, and watch nobody any more. Twice is silent.
+
+        Who does so before it ends its data links finds here, when the others have ended theirs, all that they will ever say: so
+        neither side closes a connection on which something is to come, and none ends by a reset.
+        """
         with _thread.lock:
             for peer in self.heard:
                 self._say(peer, _BYE)
             self.heard.clear()
+            for sock in self.sockets.values():
+                with contextlib.suppress(OSError):  # it has ended
+                    sock.shutdown(socket.SHUT_WR)
+
+    def end(self) -> None:
+        """`leave`, and close the sockets. Twice is silent. The last one ends the thread."""
+        self.leave()
         _thread.remove(self)
 
     # -- called by the thread, which holds the lock --------------------------------------------------------
@@ -176,6 +187,9 @@ class _Thread:
             self._watches.discard(watch)
             for sock in watch.sockets.values():
                 self._unregister(sock)
+                with contextlib.suppress(OSError):
+                    while sock.recv(4096):  # unread bytes would make a reset of it
+                        pass
                 sock.close()
             watch.sockets.clear()
             thread = self._thread if not self._watches else None

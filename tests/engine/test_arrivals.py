@@ -190,3 +190,33 @@ class TestLeaving:
         wires.settle()
         assert not wires.broken[1]
         wires.assert_idle()
+
+    def test_an_id_is_free_again_when_all_members_have_left(self):
+        wires = Wires(3)
+        for rank in range(3):
+            make(wires, rank, (0, 1, 2))
+        for rank in (1, 0):
+            wires.engines[rank].leave_group(PAIR, "closed", 0.0)
+            wires.collect(rank)
+            wires.settle()
+        with pytest.raises(ValueError, match="in use"):
+            make(wires, 0, (0, 1, 2))
+        wires.engines[2].leave_group(PAIR, "closed", 0.0)
+        wires.collect(2)
+        wires.settle()
+        for rank in range(3):
+            make(wires, rank, (0, 1, 2))
+            again = operation(send((rank + 1) % 3, b"again"), recv((rank - 1) % 3, bytearray(5)))
+            wires.submit(rank, again, comm=PAIR)
+        wires.settle()
+        assert [len(wires.ended[rank]) for rank in range(3)] == [1, 1, 1]
+
+    def test_so_it_is_when_the_connections_to_the_others_have_ended(self):
+        wires = Wires(3, [0])
+        make(wires, 0, (0, 1, 2))
+        wires.lose(0, 1)
+        wires.engines[0].leave_group(PAIR, "closed", 0.0)
+        with pytest.raises(ValueError, match="in use"):
+            make(wires, 0, (0, 1, 2))
+        wires.lose(0, 2)
+        make(wires, 0, (0, 1, 2))

@@ -123,6 +123,29 @@ class TestSegments:
         assert out.op.unsent == 0
 
 
+class TestManyFrames:
+    def test_what_is_offered_is_neither_copied_nor_joined_again_however_often_little_of_it_is_written(
+        self, box
+    ):
+        sent = [frame(wire.WANT, seq) for seq in range(10_000)]
+        box.control.extend(sent)
+        (joined,) = box.gather()
+        written = b""
+        while len(written) < 50_000:
+            box.control.append(frame(wire.WANT))  # more and more behind it
+            (part,) = box.gather()
+            assert (part.obj if written else part) is joined
+            written += bytes(part[:97])
+            box.sent(97)
+        assert written == joined[: len(written)]
+        assert joined == b"".join(sent)
+
+    def test_all_that_wait_leave_in_one_write(self, box):
+        box.control.extend(frame(wire.WANT, seq) for seq in range(10_000))
+        sizes = [len(one) for one in drain(box)]
+        assert sizes == [10_000]
+
+
 class TestCredit:
     def test_without_a_grant_64_kib_of_a_stream_are_sent_eagerly_and_then_a_grant_is_wanted(self, box):
         lend(box, 100_000, seq=4, granted=0)

@@ -1,15 +1,21 @@
-"""Network namespaces of this process's own, joined by a cable that can be cut. Nothing of the machine's network is touched."""
+"""Network namespaces: one for a command, with what its kernel counted, or two that are joined by a cable which can be cut.
+
+Nothing of the machine's own network is touched. Knows no meshes.
+"""
 
 import ctypes
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000  # include/uapi/linux/sched.h
 
 AVAILABLE = bool(
-    sys.platform == "linux" and os.geteuid() == 0 and shutil.which("ip") and shutil.which("nsenter")
+    sys.platform == "linux"
+    and os.geteuid() == 0
+    and all(map(shutil.which, ("ip", "nsenter", "unshare")))
 )
 """It takes root and the tools of iproute2 and util-linux."""
 
@@ -77,3 +83,32 @@ class Cable:
     def __exit__(self, *_):
         for end in self.ends:
             end.close()
+
+
+CROWD = Path(__file__).with_name("crowd.py")
+
+
+def in_namespace(settings, *command, timeout=100):
+    """Run a command in a new network namespace whose loopback is up; ``settings`` are sysctls.
+
+    The namespace's TCP statistics are the last lines on stderr.
+    """
+    script = "".join(f"echo '{value}' > /proc/sys/{name} && " for name, value in settings.items())
+    script = f'ip link set lo up && {script} "$@"; status=$?; cat /proc/net/netstat /proc/net/snmp >&2; exit $status'
+    return subprocess.run(
+        ["unshare", "-n", "sh", "-c", script, "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def statistic(netstat, name, table="TcpExt:"):
+    """One number of /proc/net/netstat or snmp: a line of names, then a line of values."""
+    names, values = [line.split() for line in netstat.splitlines() if line.startswith(table)]
+    return int(values[names.index(name)])
+
+
+SMALL_BACKLOG = {"net/core/somaxconn": 8, "net/ipv4/tcp_abort_on_overflow": 1}

@@ -174,6 +174,37 @@ class TestClocks:
         watch.beat(clock.now)
 
 
+class TestLeaving:
+    def test_it_says_bye_and_ends_its_side_but_still_reads(self, watched):
+        watch, said, far = watched()
+        far = far[1]
+        watch.leave()
+        heard = received(far)
+        while not heard.endswith(b"b"):
+            heard += received(far)
+        assert received(far) == b""
+        far.send(b"b")  # no broken pipe: it is there until `end`
+        watch.leave()
+        assert said.silent == []
+
+    def test_a_connection_that_both_have_left_does_not_end_by_a_reset(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ends = [socket.create_connection(listener.getsockname())]
+            ends.append(listener.accept()[0])
+        for end in ends:
+            end.setblocking(False)
+        copies = [end.dup() for end in ends]
+        watches = [Watch({1 - rank: ends[rank]}, LONG, print, print) for rank in range(2)]
+        for watch in watches:
+            watch.leave()
+        for watch in watches:
+            watch.end()
+        for copy in copies:
+            with copy:
+                assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+                assert copy.recv(100) == b""
+
+
 class TestEviction:
     def test_the_evicted_peer_hears_so(self, watched):
         watch, _, far = watched()

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 PROLOGUE = """
@@ -43,6 +44,8 @@ class Ended(NamedTuple):
     """What it said, as dicts; ``at`` is monotonic time, which all processes of a host share."""
     errors: str
     """Its standard error."""
+    at: float
+    """When it ended, in the same time, to a twentieth of a second."""
 
 
 def run_ranks(program, size, *, loop="asyncio", python=(), env=None, limit=DEADLINE):
@@ -77,15 +80,20 @@ def run_ranks(program, size, *, loop="asyncio", python=(), env=None, limit=DEADL
             processes.append(process)
             outputs.append(streams)
         deadline = time.monotonic() + limit
-        for rank, process in enumerate(processes):
-            try:
+
+        def ended_at(process):
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                text = [[read(stream) for stream in streams] for streams in outputs]
-                raise AssertionError(f"rank {rank} hangs; said: {text}") from None
+                return time.monotonic()
+
+        with ThreadPoolExecutor(size) as waiters:
+            times = list(waiters.map(ended_at, processes))
+        if None in times:
+            text = [[read(stream) for stream in streams] for streams in outputs]
+            raise AssertionError(f"rank {times.index(None)} hangs; said: {text}")
         return [
-            Ended(process.returncode, [json.loads(line) for line in read(out).splitlines()], read(err))
-            for process, (out, err) in zip(processes, outputs, strict=True)
+            Ended(process.returncode, [json.loads(line) for line in read(out).splitlines()], read(err), at)
+            for process, (out, err), at in zip(processes, outputs, times, strict=True)
         ]
 
 
