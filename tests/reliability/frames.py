@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import gc
 import json
 import logging
@@ -39,7 +40,6 @@ from asynccoll.net.accepting import Acceptor, Strangers, listen
 from asynccoll.net.handshake import Hello, Purpose
 from asynccoll.net.launchers import Placement
 from asynccoll.net.rendezvous import form_mesh
-from asynccoll.pump import Pump
 from asynccoll.sim.loop import SimLoop
 from asynccoll.world import open_mesh
 
@@ -53,7 +53,7 @@ LONGEST = 160
 KEPT = 400
 """Inputs in the corpus; `KEPT_BYTES` of one at most, so that the harness itself needs little memory."""
 KEPT_BYTES = 6_000
-TRACED = 64
+TRACED = 200
 """Every so manieth victim runs with a trace of its lines."""
 PATIENCE = 60
 """Seconds for one victim: more is a hang."""
@@ -74,6 +74,14 @@ class Failed(Exception):
     """A bar was missed. The text says which."""
 
 
+def looked_at(works):
+    """``works``, so that none complains of an exception that nobody has asked for."""
+    for work in works:
+        if work.done() and not work.cancelled():
+            work.exception()
+    return works
+
+
 def ended(work, label):
     """How an operation has ended; `Failed` if it has not, or with what the package's documentation does not name."""
     if not work.done():
@@ -83,7 +91,9 @@ def ended(work, label):
     if isinstance(error, CollectiveError | ProtocolError | Refusal):
         return type(error).__name__
     # What this rank has got wrong itself in the scenario of troubles, and a value that is none with safe=True.
-    if isinstance(error, TypeError | ValueError) and re.search(r"no plain value|cannot pickle|nonsense", str(error)):
+    if isinstance(error, TypeError | ValueError) and re.search(
+        r"no plain value|cannot pickle|nonsense", str(error)
+    ):
         return f"own {type(error).__name__}"
     raise Failed(f"{label} ended with {type(error).__name__}: {error}") from error
 
@@ -113,19 +123,21 @@ class Fuzz:
         number = self.choices[int(rng.random() * 4096)]
         return number, self.recordings[number].frames, int(rng.random() * 12)
 
-    def frames(self, base):
-        """(peer, bytes, damaged): first the base's, most of them damaged, then any that there are."""
+    def frames(self, base, gone):
+        """(peer, bytes, damaged): first the base's, most of them damaged, then any that there are. ``gone``: peers given up."""
         rng, pool = self.rng, self.pool
         share = (0.2, 0.6, 1.0)[int(rng.random() * 3)]
         for peer, frame in base:
+            if peer in gone:
+                continue
             if len(frame) < 25 or rng.random() < share:
                 yield peer, mutated(rng, frame, pool) if len(frame) > 24 else frame, True
             else:
                 yield peer, frame, False
-        peers = [peer for peer, _ in base] or [1]
-        while True:
+        peers = sorted({peer for peer, _ in base} or {1})
+        while left := [peer for peer in peers if peer not in gone]:
             frame = pool[int(rng.random() * len(pool))]
-            yield peers[int(rng.random() * len(peers))], mutated(rng, frame, pool), True
+            yield left[int(rng.random() * len(left))], mutated(rng, frame, pool), True
 
     def keep(self, fed, recording, called, features, lines):
         """Into the corpus with what has reached something new."""
@@ -157,12 +169,16 @@ def started(recording, comm, called):
     return works, program
 
 
-async def in_memory(fuzz, number, called, frames, lines=None):
-    """One victim. ``frames``: (peer, bytes, damaged). Returns what was fed and the features that it showed."""
+async def in_memory(fuzz, number, called, frames, gone, lines=None):
+    """One victim. ``frames``: (peer, bytes, damaged); ``gone`` gets the peers that are given up.
+
+    Returns what was fed, and the features that the victim has shown.
+    """
     recording = fuzz.recordings[number]
     loop = asyncio.get_running_loop()
     engine = Engine(recording.rank, SIZE)
     tape = Tape(engine, loop)
+    tape.dropped = gone
     comm = Communicator(tape, options=Options(None, safe=recording.safe))
     works, rest = started(recording, comm, called)
     before = fuzz.watch.calls
@@ -175,7 +191,7 @@ async def in_memory(fuzz, number, called, frames, lines=None):
                 fed.append((peer, data))
                 damaged += bad
                 tape.feed(peer, data)
-                if len(tape.dropped) == SIZE - 1 or damaged >= LONGEST:
+                if damaged >= LONGEST:
                     break
         works += rest
         fuzz.counts["pickles"] += fuzz.watch.calls - before
@@ -190,7 +206,7 @@ async def in_memory(fuzz, number, called, frames, lines=None):
                 break
         if recording.safe and fuzz.watch.calls != before:
             raise Failed("something was unpickled with safe=True")
-        for at, work in enumerate(works):
+        for at, work in enumerate(looked_at(works)):
             outcome = ended(work, f"work {at} of {recording.program.__name__}")
             features.add((number, at, outcome))
             fuzz.outcomes[outcome] += 1
@@ -284,13 +300,23 @@ def load(name):
     return Input(number, called, tuple((peer, bytes.fromhex(text)) for peer, text in frames))
 
 
-def overdue(number, frame):
-    raise Failed(f"still running after {PATIENCE} s")
+@contextlib.contextmanager
+def watchdog():
+    """A function to call before each victim: one that runs longer than `PATIENCE` ends with `Failed`."""
+
+    def overdue(number, frame):
+        raise Failed(f"still running after {PATIENCE} s")
+
+    previous = signal.signal(signal.SIGALRM, overdue)
+    try:
+        yield lambda: signal.alarm(PATIENCE)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def run_memory(count, seed):
     """One shard of ``memory``. A dict of figures, and what failed."""
-    quiet()
     failures, memory = [], Memory()
 
     async def main():
@@ -302,15 +328,21 @@ def run_memory(count, seed):
             watch.sealed = True
             warm, began = max(count // 20, 5_000), time.process_time()
             while fuzz.counts["damaged"] < count and len(failures) < 10:
-                signal.alarm(PATIENCE)
+                feed_dog()
                 number, base, called = fuzz.plan()
                 traced = set() if fuzz.counts["victims"] % TRACED == 0 else None
                 try:
-                    fed, features = await in_memory(fuzz, number, called, fuzz.frames(base), traced)
+                    gone = set()
+                    fed, features = await in_memory(
+                        fuzz, number, called, fuzz.frames(base, gone), gone, traced
+                    )
                     if stray:
                         raise Failed(f"the loop was told of {stray[0]}")
                 except Exception as error:  # noqa: BLE001 (counted, told, and the exit code says so)
-                    failures.append(f"{type(error).__name__}: {error}; {save(error.fed)}")
+                    one = getattr(error, "fed", None)
+                    failures.append(
+                        f"{type(error).__name__}: {error}; {save(one) if one else f'--seed {seed}'}"
+                    )
                     stray.clear()
                     fuzz.counts["damaged"] += 1
                     continue
@@ -318,27 +350,25 @@ def run_memory(count, seed):
                 if fuzz.counts["victims"] % 500 == 0:
                     memory.look(fuzz.counts["damaged"] > warm)
                     if fuzz.counts["victims"] % 5_000 == 0:
-                        tell(f"{seed}: {fuzz.counts['damaged']} frames, {len(fuzz.lines)} lines, +{memory.growth} MiB")
-            signal.alarm(0)
+                        tell(
+                            f"{seed}: {fuzz.counts['damaged']} frames, {len(fuzz.lines)} lines, +{memory.growth} MiB"
+                        )
             seconds = time.process_time() - began
             return {
                 **fuzz.counts,
                 "outcomes": dict(fuzz.outcomes),
                 "corpus": len(fuzz.corpus),
                 "refusals": sorted(refusals.seen),
-                "lines": sorted(
-                    f"{Path(code.co_filename).name}:{line}" for code, line in fuzz.lines
-                ),
+                "lines": sorted(f"{Path(code.co_filename).name}:{line}" for code, line in fuzz.lines),
                 "cpu_seconds": seconds,
                 "memory_mib": memory.growth,
             }
 
-    signal.signal(signal.SIGALRM, overdue)
-    with asyncio.Runner(loop_factory=SimLoop) as runner:
+    with watchdog() as feed_dog, asyncio.Runner(loop_factory=SimLoop) as runner:
         return runner.run(main()), failures
 
 
-async def over_tcp(fuzz, number, called, frames):
+async def over_tcp(fuzz, number, called, frames, gone):
     """One victim that has really met its peers, all but itself played by this function."""
     recording = fuzz.recordings[number]
     loop = asyncio.get_running_loop()
@@ -360,7 +390,7 @@ async def over_tcp(fuzz, number, called, frames):
     comm = met.pop(recording.rank)
     links = {mesh.rank: mesh.sockets[recording.rank] for mesh in met}
     works, rest = started(recording, comm, called)
-    fed, damaged, written = [], 0, 0
+    fed, damaged = [], 0
     try:
         for peer, data, bad in frames:
             sock = links.get(peer)
@@ -370,26 +400,25 @@ async def over_tcp(fuzz, number, called, frames):
                 await loop.sock_sendall(sock, data)
                 damaged += bad
                 fed.append((peer, data))
+                for _ in range(2):  # the victim reads it, and gives the peer up or not
+                    await asyncio.sleep(0)
                 while sock.recv(1 << 18):  # what the victim says
                     pass
                 raise ConnectionResetError
             except BlockingIOError:
                 pass
             except OSError:  # given up
+                gone.add(peer)
                 del links[peer]
                 sock.close()
                 fuzz.counts["given up"] += 1
-            written += len(data)
-            if written > 1 << 14:
-                written = 0
-                await asyncio.sleep(0)
-            if not links or damaged >= LONGEST:
+            if damaged >= LONGEST:
                 break
         works += rest
         for sock in links.values():
             sock.shutdown(socket.SHUT_WR)
         await asyncio.wait(works, timeout=PATIENCE / 2)
-        for at, work in enumerate(works):
+        for at, work in enumerate(looked_at(works)):
             fuzz.outcomes[ended(work, f"work {at} of {recording.program.__name__}")] += 1
     except BaseException as error:
         error.fed = Input(number, called, tuple((peer, bytes(data)) for peer, data in fed))
@@ -404,7 +433,6 @@ async def over_tcp(fuzz, number, called, frames):
 
 def run_socket(count, seed):
     """``socket``. A dict of figures, and what failed."""
-    quiet()
     failures, memory = [], Memory()
 
     async def main(fuzz):
@@ -413,12 +441,13 @@ def run_socket(count, seed):
         loop.set_exception_handler(lambda _, context: stray.append(str(context)))
         before = fuzz.watch.calls
         while fuzz.counts["damaged"] < count and len(failures) < 10:
-            signal.alarm(PATIENCE)
+            feed_dog()
             number, base, called = fuzz.plan()
             if not base:
                 continue
             try:
-                await over_tcp(fuzz, number, called, fuzz.frames(base))
+                gone = set()
+                await over_tcp(fuzz, number, called, fuzz.frames(base, gone), gone)
                 if stray:
                     raise Failed(f"the loop was told of {stray[0]}")
             except Exception as error:  # noqa: BLE001 (counted, told, and the exit code says so)
@@ -430,7 +459,6 @@ def run_socket(count, seed):
                 memory.look(fuzz.counts["damaged"] > max(count // 10, 2000))
                 if fuzz.counts["victims"] % 200 == 0:
                     tell(f"socket: {fuzz.counts['damaged']} frames, +{memory.growth} MiB")
-        signal.alarm(0)
         return {
             **fuzz.counts,
             "pickles": fuzz.watch.calls - before,
@@ -438,8 +466,7 @@ def run_socket(count, seed):
             "memory_mib": memory.growth,
         }
 
-    signal.signal(signal.SIGALRM, overdue)
-    with pickles_watched() as watch:
+    with watchdog() as feed_dog, pickles_watched() as watch:
         with asyncio.Runner(loop_factory=SimLoop) as runner:
             fuzz = Fuzz(seed, runner.run(record_all()), watch)
         watch.sealed = True
@@ -450,7 +477,6 @@ def run_socket(count, seed):
 
 def run_listener(count, seed):
     """``listener``: streams of damaged handshakes and of damaged frames at a door. A dict of figures, and what failed."""
-    quiet()
     failures, memory, admitted = [], Memory(), []
 
     async def main(fuzz):
@@ -465,9 +491,9 @@ def run_listener(count, seed):
             )  # fmt: skip
             acceptor.start()
             while sent < count and not failures:
-                signal.alarm(PATIENCE)
+                feed_dog()
                 said = [mutated(rng, hello, fuzz.pool) if rng.random() < 0.7 else hello]
-                for _, data, _ in fuzz.frames(()):
+                for _, data, _ in fuzz.frames((), ()):
                     said.append(data)
                     if len(said) > 4:
                         break
@@ -490,7 +516,6 @@ def run_listener(count, seed):
                 fuzz.counts["victims"] += 1
                 if fuzz.counts["victims"] % 100 == 0:
                     memory.look(sent > count // 10)
-            signal.alarm(0)
             await acceptor.stop()
         if admitted:
             failures.append(f"listener: admitted {admitted[:3]}")
@@ -504,8 +529,7 @@ def run_listener(count, seed):
             "memory_mib": memory.growth,
         }
 
-    signal.signal(signal.SIGALRM, overdue)
-    with pickles_watched() as watch:
+    with watchdog() as feed_dog, pickles_watched() as watch:
         with asyncio.Runner(loop_factory=SimLoop) as runner:
             fuzz = Fuzz(seed, runner.run(record_all()), watch)
         watch.sealed = True
@@ -517,7 +541,9 @@ def merged(parts):
     total = collections.Counter()
     outcomes, refusals, lines = collections.Counter(), set(), set()
     for part in parts:
-        total.update({name: part.get(name, 0) for name in ("damaged", "frames", "victims", "given up", "pickles")})
+        total.update(
+            {name: part.get(name, 0) for name in ("damaged", "frames", "victims", "given up", "pickles")}
+        )
         outcomes.update(part["outcomes"])
         refusals.update(part["refusals"])
         lines.update(part["lines"])
@@ -535,7 +561,6 @@ def merged(parts):
 
 def replay(name):
     """Run one saved input again, in memory."""
-    quiet()
 
     async def main():
         with pickles_watched() as watch:
@@ -544,7 +569,7 @@ def replay(name):
             one = load(name)
             for peer, frame in one.frames:
                 tell(f"from rank {peer}: {len(frame)} bytes {frame[:64].hex()}")
-            await in_memory(fuzz, one.recording, one.called, ((*pair, True) for pair in one.frames))
+            await in_memory(fuzz, one.recording, one.called, ((*pair, True) for pair in one.frames), set())
 
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         runner.run(main())
@@ -555,13 +580,16 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--memory", type=int, default=10_000_000, help="damaged frames into engines in memory")
+    parser.add_argument(
+        "--memory", type=int, default=10_000_000, help="damaged frames into engines in memory"
+    )
     parser.add_argument("--socket", type=int, default=100_000, help="damaged frames over TCP to a real rank")
     parser.add_argument("--listener", type=int, default=20_000, help="damaged messages at a listener")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes for the first form")
     parser.add_argument("--replay", metavar="FILE", help="run one input that failed")
     options = parser.parse_args(arguments)
+    quiet()
     if options.replay:
         replay(options.replay)
         return 0
@@ -570,7 +598,7 @@ def main(arguments=None):
         share = -(-options.memory // options.jobs)
         seeds = [options.seed * 1000 + job for job in range(options.jobs)]
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(options.jobs, context) as pool:
+        with concurrent.futures.ProcessPoolExecutor(options.jobs, context, quiet) as pool:
             parts = list(pool.map(run_memory, [share] * options.jobs, seeds))
         figures["memory"] = merged([part for part, _ in parts])
         failures += [failure for _, part in parts for failure in part]
@@ -580,7 +608,9 @@ def main(arguments=None):
             failures += failed
     for form in ("memory", "socket", "listener"):
         if form in figures and figures[form]["memory_mib"] >= 16:
-            failures.append(f"{form}: memory grew by {figures[form]['memory_mib']} MiB; --seed {options.seed}")
+            failures.append(
+                f"{form}: memory grew by {figures[form]['memory_mib']} MiB; --seed {options.seed}"
+            )
     return conclude(failures, **figures)
 
 

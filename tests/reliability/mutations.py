@@ -9,7 +9,15 @@ EXTREMES = (
     *(0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 40, 1 << 62, (1 << 62) + 1, 1 << 63, (1 << 63) + (1 << 40)),
     *((1 << 63) + (2 << 40) + 1, (1 << 64) - 1),
 )
-FIELDS = ((0, "<B", 8), (1, "<B", 8), (2, "<H", 16), (4, "<I", 32), (8, "<Q", 64), (16, "<I", 32), (20, "<I", 32))
+FIELDS = (
+    (0, "<B", 8),
+    (1, "<B", 8),
+    (2, "<H", 16),
+    (4, "<I", 32),
+    (8, "<Q", 64),
+    (16, "<I", 32),
+    (20, "<I", 32),
+)
 """Offset, format and bits of each field of a header."""
 _LENGTH = 20
 SMALL = 400
@@ -91,8 +99,19 @@ def _noise(rng, data, pool):
 
 
 DAMAGES = (
-    *(_field, _field, _field, _bit, _payload_bit, _payload_bit, _payload_bit, _payload_number, _payload_number),
-    *(_resized, _spliced, _of_another, _of_another, _twice),
+    *(
+        _field,
+        _field,
+        _field,
+        _bit,
+        _payload_bit,
+        _payload_bit,
+        _payload_bit,
+        _payload_bit,
+        _payload_bit,
+        _payload_number,
+    ),
+    *(_payload_number, _resized, _spliced, _of_another, _of_another, _twice),
 )
 DESYNC = (_cut_short, _inserted, _noise)
 """Rarer, since hardly anything that follows is taken for a frame."""
@@ -105,9 +124,9 @@ def mutated(rng, frame, pool):
         DESYNC[int(rng.random() * 3)](rng, data, pool)
         return data
     chance = rng.random()
-    DAMAGES[int(rng.random() * 14)](rng, data, pool)
+    DAMAGES[int(rng.random() * 16)](rng, data, pool)
     if chance < 0.2:
-        DAMAGES[int(rng.random() * 14)](rng, data, pool)
+        DAMAGES[int(rng.random() * 16)](rng, data, pool)
         if chance < 0.05:
-            DAMAGES[int(rng.random() * 14)](rng, data, pool)
+            DAMAGES[int(rng.random() * 16)](rng, data, pool)
     return data
