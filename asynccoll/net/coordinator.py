@@ -115,7 +115,8 @@ class Coordinator(Party):
             # No await from here on: all are told, and a cancellation could lose the sockets.
             self._confirm()
             links, pulses = self._table.release()
-            self._guests.clear()
+            # The others have proved themselves and sent no JOIN: rank k, whose answer was lost, has called again.
+            self._guests.difference_update(links.values())
         except Trouble as trouble:
             await self._say_farewell(trouble)
             raise self.error(trouble.text, trouble.missing) from trouble.__cause__

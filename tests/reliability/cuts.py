@@ -46,14 +46,14 @@ BOUND = 1.0
 """Seconds from a FIN or RST to the last rank's error."""
 LIMIT = 0.3
 """Time limit of operations where the connection may stall; a rank then asks the others for half a second."""
-FORMING = 1.5
+FORMING = 5.0
 """``init_timeout`` of the rendezvous."""
 HANG = 20.0
 """Seconds after which a case counts as a hang."""
 WIDE = 2_000
 """Streams of more bytes than that are cut at every byte of their ends only, and at some in between."""
-AT_ONCE = 48
-"""Cases that wait for a time limit run side by side."""
+AT_ONCE, SOME = 48, 12
+"""Cases that wait for a time limit run side by side: those that all do, and those of which some do."""
 SECRET = b"known to both ends"
 
 
@@ -99,6 +99,8 @@ class Relay:
                 self.passed[way] += len(data)
                 if mine and self.passed[way] == self.cut.at:
                     self._cut()
+                    if self.cut.how == "rst":
+                        return
         if self.cut_at is None:
             with contextlib.suppress(OSError):
                 sink.shutdown(socket.SHUT_WR)
@@ -270,10 +272,13 @@ async def run_operation(name, size, cut):
 
 def judge_operation(name, cut, expected, outcomes, seconds):
     """What is wrong, or None; and in one word what became of it."""
-    kinds = set()
+    kinds, size = set(), len(expected)
     for rank, (outcome, right) in enumerate(zip(outcomes, expected, strict=True)):
         if isinstance(outcome, PeerLost) and cut.how != "stall":
-            if not outcome.peers or not outcome.peers <= {0, 1}:
+            ends = (
+                {size - 1, size - 2} if name == "group" else {0, 1}
+            )  # ranks of the group, which is turned around
+            if not outcome.peers or not outcome.peers <= ends:
                 return f"rank {rank} names {set(outcome.peers)}", "wrong name"
             kinds.add("lost")
         elif isinstance(outcome, CollectiveTimeout) and cut.how == "stall":
@@ -316,8 +321,7 @@ class Detour:
 
     def __init__(self, stream, cut):
         self.stream, self.cut = stream, cut
-        self.relays, self.tasks, self.listeners = [], [], []
-        self.ended = None
+        self.relays, self.tasks, self.listeners, self.opened = [], [], [], []
 
     def __call__(self, hello, port):
         """The port to call instead of ``port``."""
@@ -332,23 +336,28 @@ class Detour:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
         self.listeners.append(listener)
-        self.tasks.append(asyncio.get_running_loop().create_task(self._serve(listener, port)))
+        # A reader, since a `sock_accept` that is cancelled may lose a socket.
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener, port)
         return listener.getsockname()[1]
 
-    async def _serve(self, listener, port):
-        loop = asyncio.get_running_loop()
-        while True:
-            caller, _ = await loop.sock_accept(listener)
-            called = socket.socket()
-            for sock in (caller, called):
-                sock.setblocking(False)
-            try:
-                await loop.sock_connect(called, ("127.0.0.1", port))
-            except OSError:  # not there yet, or no longer
-                caller.close()
-                called.close()
-                continue
-            self.relays.append(Relay(caller, called, None if self.relays else self.cut))
+    def _accept(self, listener, port):
+        with contextlib.suppress(BlockingIOError):
+            caller, _ = listener.accept()
+            self.tasks.append(asyncio.get_running_loop().create_task(self._connect(caller, port)))
+            self.opened.append(caller)
+
+    async def _connect(self, caller, port):
+        called = socket.socket()
+        self.opened.append(called)
+        for sock in (caller, called):
+            sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(called, ("127.0.0.1", port))
+        except OSError:  # not there yet, or no longer
+            caller.close()
+            called.close()
+            return
+        self.relays.append(Relay(caller, called, None if self.relays else self.cut))
 
     @property
     def cut_at(self):
@@ -359,9 +368,12 @@ class Detour:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for listener in self.listeners:
+            asyncio.get_running_loop().remove_reader(listener)
             listener.close()
         for relay in self.relays:
             await relay.close()
+        for sock in self.opened:
+            sock.close()
 
 
 async def run_rendezvous(stream, cut):
@@ -397,7 +409,7 @@ async def run_rendezvous(stream, cut):
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 outcomes = await asyncio.gather(*(one(rank, listener) for rank in range(size)))
         seconds = None if detour.cut_at is None else loop.time() - detour.cut_at
-        return outcomes, seconds, list(detour.relays[0].passed)
+        return outcomes, seconds, list(detour.relays[0].passed) if detour.relays else [0, 0]
     finally:
         await detour.close()
         await asyncio.gather(*(one.close() for one in made if isinstance(one, Communicator)))
@@ -416,11 +428,14 @@ def judge_rendezvous(stream, cut, expected, outcomes, seconds):
             return f"{outcome}", "wrong error"
     if "right" in kinds and "RendezvousError" in kinds:
         return f"a mesh that some ranks do not have has a result: {kinds}", "split"
-    waits = FORMING + joiner.READY_GRACE + BOUND
-    limit = BOUND if kinds[0] == "right" and cut.how != "stall" else waits
+    kind = "+".join(sorted(set(kinds)))
+    waiting = isinstance(outcomes[0], RendezvousError) and "did not join" in str(outcomes[0])
+    if waiting:
+        kind += ", rank 0 waited for a JOIN"
+    limit = FORMING + joiner.READY_GRACE + BOUND if waiting or cut.how == "stall" else BOUND
     if seconds is not None and seconds > limit:
-        return f"took {seconds:.2f} s", "late"
-    return None, "+".join(sorted(set(kinds)))
+        return f"took {seconds:.2f} s", f"late: {kind}"
+    return None, kind
 
 
 @contextlib.contextmanager
@@ -443,7 +458,7 @@ def short_limits():
 def positions(total, step):
     """Every ``step``th byte, the last one too; of a wide stream those near the ends and some in between."""
     if total > WIDE:
-        inner = range(400, total - 400, max(1, (total - 800) // 60))
+        inner = range(400, total - 400, step * max(1, (total - 800) // 100))
         found = [*range(0, 400, step), *inner, *range(total - 400, total, step)]
     else:
         found = [*range(0, total, step)]
@@ -459,7 +474,7 @@ class Survey:
         self.cases = collections.Counter()
         self.kinds = collections.defaultdict(collections.Counter)
         self.longest = collections.Counter()
-        """How -> seconds from the cut to the last error."""
+        """How, and of what -> seconds from the cut to the end on the last rank."""
 
     async def cover(self, name, run, judge, replay):
         """All cuts of one stream."""
@@ -473,17 +488,11 @@ class Survey:
             for way in self.ways
             for at in (positions(total[way], self.step) if self.at is None else [self.at])
         ]
-        patient = [cut for cut in cuts if cut.how == "stall" or name in STREAMS]
-        for cut in cuts:
-            if cut not in patient:
-                await self._case(name, run, judge, cut, expected, replay)
-        for batch in range(0, len(patient), AT_ONCE):
-            await asyncio.gather(
-                *(
-                    self._case(name, run, judge, cut, expected, replay)
-                    for cut in patient[batch : batch + AT_ONCE]
-                )
-            )
+        for how, group in itertools.groupby(cuts, lambda cut: cut.how):
+            lot = AT_ONCE if how == "stall" else SOME if name in STREAMS else 1
+            rest = iter(group)
+            while batch := list(itertools.islice(rest, lot)):
+                await asyncio.gather(*(self._case(name, run, judge, cut, expected, replay) for cut in batch))
 
     async def _case(self, name, run, judge, cut, expected, replay):
         self.cases[cut.how] += 1
@@ -496,7 +505,8 @@ class Survey:
         else:
             wrong, kind = judge(name, cut, expected, outcomes, seconds)
             if seconds is not None:
-                self.longest[cut.how] = max(self.longest[cut.how], round(seconds, 3))
+                what = f"{cut.how}, {'rendezvous: ' + kind if name in STREAMS else 'operations'}"
+                self.longest[what] = max(self.longest[what], round(seconds, 3))
         self.kinds[cut.how][kind] += 1
         if wrong is not None:
             self.failures.append(
@@ -524,9 +534,8 @@ async def survey(names, sizes, **options):
                     judge_operation,
                     f'--only "{name}" --size {size}',
                 )
-        tell(
-            f"{name}: {sum(found.cases.values()) - before} cuts, {len(found.failures)} failures so far, {time.monotonic() - began:.0f} s"
-        )
+        made, seconds = sum(found.cases.values()) - before, time.monotonic() - began
+        tell(f"{name}: {made} cuts, {len(found.failures)} failures so far, {seconds:.0f} s")
     return found
 
 
