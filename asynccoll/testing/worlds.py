@@ -23,6 +23,7 @@ async def local_world(
     transport: str = "tcp",
     timeout: float | None = 60.0,
     safe: bool = False,
+    liveness_timeout: float | None = None,
     seed: int = 0,
     conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[list[Communicator]]:
@@ -33,6 +34,7 @@ async def local_world(
         transport: ``"tcp"`` (sockets on loopback) or ``"memory"`` (no sockets; in virtual time on an `asynccoll.sim.loop.SimLoop`).
         timeout: default time limit of an operation, in seconds.
         safe: as for `asynccoll.init`: nothing is pickled.
+        liveness_timeout: as for `asynccoll.init`, over TCP; None: no heartbeats, since all ranks stop together here.
         seed, conditions: delays and splitting of the in-memory links.
     """
     if n < 1:
@@ -46,7 +48,7 @@ async def local_world(
                 Communicator(driver, options=Options(timeout, safe=safe)) for driver in network.drivers
             ]
         elif transport == "tcp":
-            communicators += await _over_tcp(n, timeout, safe)
+            communicators += await _over_tcp(n, timeout, safe, liveness_timeout)
         else:
             raise ValueError(f"transport={transport!r} does not exist; use 'tcp' or 'memory'")
         yield communicators
@@ -54,7 +56,9 @@ async def local_world(
         await asyncio.gather(*(communicator.close() for communicator in communicators))
 
 
-async def _over_tcp(n: int, timeout: float | None, safe: bool) -> list[Communicator]:
+async def _over_tcp(
+    n: int, timeout: float | None, safe: bool, liveness_timeout: float | None
+) -> list[Communicator]:
     if n == 1:
         return [await connect(rank=0, world_size=1, timeout=timeout, safe=safe)]
     secret = secrets.token_bytes(32)
@@ -77,6 +81,16 @@ async def _over_tcp(n: int, timeout: float | None, safe: bool) -> list[Communica
         ]
         return list(
             await asyncio.gather(
-                *(open_mesh(place, secret, timeout=timeout, init_timeout=60, safe=safe) for place in places)
+                *(
+                    open_mesh(
+                        place,
+                        secret,
+                        timeout=timeout,
+                        init_timeout=60,
+                        liveness_timeout=liveness_timeout,
+                        safe=safe,
+                    )
+                    for place in places
+                )
             )
         )
