@@ -101,11 +101,13 @@ class Letter:
 class _Box:
     """The messages of one communicator."""
 
-    __slots__ = ("letters", "posted", "sent")
+    __slots__ = ("came", "letters", "posted", "sent")
 
     def __init__(self) -> None:
         self.sent = 0
         """Messages sent so far."""
+        self.came: dict[int, int] = {}
+        """Source -> number of the last message that has come from it."""
         self.letters: list[Letter] = []
         """Arrived and not received, in order of arrival."""
         self.posted: list[tuple[Operation, Receive]] = []
@@ -200,6 +202,9 @@ class Mail:
         tag, nbytes, meta, rest = wire.parse_message(payload)
         if seq >> 40 != (MESSAGES >> 40) | source:
             raise ProtocolError(f"rank {peer} sent a message under another rank's number")
+        if seq <= box.came.get(source, 0):  # two under one number would share one transfer
+            raise ProtocolError(f"rank {peer} sent the message {seq:#x} twice, or out of turn")
+        box.came[source] = seq
         if len(box.letters) >= MAX_LETTERS:
             raise ProtocolError(
                 f"rank {peer} sent a message while {MAX_LETTERS} wait to be received on {group.name!r}"

@@ -21,6 +21,7 @@ from asynccoll.net.links import Links
 from asynccoll.net.linktable import LinkTable
 from asynccoll.net.party import Party, Trouble, text_and_missing
 from asynccoll.net.roster import Entry, Roster
+from asynccoll.net.secret import is_loopback
 from asynccoll.net.sockets import close_all, peer_name, reason
 from asynccoll.net.station import open_station
 
@@ -115,7 +116,8 @@ class Coordinator(Party):
             # No await from here on: all are told, and a cancellation could lose the sockets.
             self._confirm()
             links, pulses = self._table.release()
-            self._guests.clear()
+            # The others have proved themselves and sent no JOIN: rank k, whose answer was lost, has called again.
+            self._guests.difference_update(links.values())
         except Trouble as trouble:
             await self._say_farewell(trouble)
             raise self.error(trouble.text, trouble.missing) from trouble.__cause__
@@ -296,10 +298,22 @@ class Coordinator(Party):
     def _not_joined(self) -> Trouble:
         missing = self._roster.missing
         return Trouble(
-            f"{name_ranks(missing)} did not join within {self.limit:g} s.{self.strangers.note()} Check that all "
+            f"{name_ranks(missing)} did not join within {self.limit:g} s.{self.strangers.note()}{self._only_here()} Check that all "
             f"{self.placement.size} ranks were started and can reach rank 0 at {self.address}",
             missing,
             late_ranks=False,
+        )
+
+    def _only_here(self) -> str:
+        """A sentence if rank 0's name, which does not say so, means this host alone here; else nothing."""
+        if self._listener is None or is_loopback(self.host):
+            return ""
+        here = self._listener.getsockname()[0]
+        if not is_loopback(here):
+            return ""
+        return (
+            f" {self.host!r} means {here} on this host, which no other host can call: if ranks run elsewhere, correct "
+            "/etc/hosts here, or give rank 0's address as a number."
         )
 
     def _not_linked(self) -> Trouble:

@@ -14,7 +14,7 @@ import random
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from asynccoll.errors import ProtocolError
@@ -73,7 +73,7 @@ class Call:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     hello: Hello
     trouble: str = ""
     """What came of the address that got furthest, the last time around."""

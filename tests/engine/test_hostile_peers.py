@@ -42,6 +42,17 @@ class TestMessages:
         assert list(wires.broken[1]) == [0]
         assert op.result is None
 
+    @pytest.mark.parametrize("again", [wire.MESSAGES + 1, wire.MESSAGES])
+    def test_a_number_that_has_come_does_not_come_again(self, again):
+        """Two transfers under one number: the first would never end."""
+        wires = Wires(2, [1])
+        ops = [waiting(wires), waiting(wires)]
+        wires.feed(1, 0, wire.message_frame(0, wire.MESSAGES + 1, 0, b"", 100_000, b""))
+        wires.feed(1, 0, wire.message_frame(0, again, 0, b"", 100_000, b""))
+        assert list(wires.broken[1]) == [0]
+        assert not wires.engines[1].pending()
+        assert {type(op.error).__name__ for op in ops} == {"PeerLost"}
+
     def test_a_receive_is_not_granted_a_number(self):
         wires = Wires(2, [1])
         op = waiting(wires)

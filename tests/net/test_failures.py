@@ -445,6 +445,18 @@ async def test_a_caller_with_the_secret_and_no_join_is_dropped_and_harms_nobody(
     close(await asyncio.gather(waiting, form(1, 2, port)))
 
 
+async def test_a_call_that_came_to_nothing_is_closed_when_the_mesh_is_up():
+    """Rank 1 has not heard the answer, and calls again; the first connection stays as silent as a dead host."""
+    async with nothing_left():
+        port = free_port()
+        waiting = asyncio.ensure_future(form(0, 2, port))
+        await attentive(port)
+        first = await proved(1, 2, port)
+        close(await asyncio.gather(waiting, form(1, 2, port)))
+        assert await asyncio.get_running_loop().sock_recv(first, 1) == b""
+        first.close()
+
+
 async def joined_but(missing, sock):
     """Until rank 0 has reported that only those are missing."""
     while (await hear(sock, "progress"))["missing"] != missing:

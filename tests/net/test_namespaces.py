@@ -5,8 +5,10 @@ Each test runs child processes in a fresh network namespace, so nothing of the m
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from namespaces import AVAILABLE, CROWD, SMALL_BACKLOG, in_namespace, statistic
@@ -75,13 +77,17 @@ asyncio.run(main())
 
 
 class Host:
-    """Some ranks in a network namespace of their own."""
+    """Some ranks in a network namespace of their own; with ``names``, a file, instead of /etc/hosts."""
 
-    def __init__(self, ranks, size, address, init_timeout=20.0, *interface):
+    def __init__(self, ranks, size, address, init_timeout=20.0, *interface, names=None):
         arguments = [json.dumps(ranks), str(size), address, str(init_timeout), *interface]
         self.count = len(ranks)
+        command = [sys.executable, "-c", HOST, *arguments]
+        if names is not None:
+            script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+            command = ["-m", "--propagation", "private", "sh", "-c", script, str(names), *command]
         self.process = subprocess.Popen(
-            ["unshare", "-n", sys.executable, "-c", HOST, *arguments],
+            ["unshare", "-n", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -105,8 +111,10 @@ def hosts():
     """``hosts(spec, spec)``: two hosts joined by a cable as 10.0.0.1 and 10.0.0.2, the rest of the network up."""
     made = []
 
-    def make(*specifications):
-        made.extend(Host(*specification) for specification in specifications)
+    def make(*specifications, names=None):
+        files = names or [None] * len(specifications)
+        for specification, file in zip(specifications, files, strict=True):
+            made.append(Host(*specification, names=file))
         own = os.stat("/proc/self/ns/net").st_ino
         for host in made:
             # Until `unshare` has left our namespace, commands would act on the machine's own network.
@@ -177,3 +185,69 @@ def test_a_rank_that_came_through_loopback_is_named_at_once(hosts):
         assert "rank 1 advertised loopback address 127.0.0.1:" in outcome["error"]
         assert "MASTER_ADDR" in outcome["error"]
         assert outcome["elapsed"] < 30
+
+
+# -- names ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts_file(tmp_path):
+    """``hosts_file(lines...)``: a file that may stand in for a host's /etc/hosts."""
+    made = []
+
+    def write(*lines):
+        made.append(tmp_path / f"hosts{len(made)}")
+        made[-1].write_text("127.0.0.1 localhost\n" + "".join(f"{line}\n" for line in lines))
+        return made[-1]
+
+    return write
+
+
+def test_a_host_whose_own_name_means_loopback_advertises_the_address_that_leads_to_rank_0(hosts, hosts_file):
+    """As many distributions write their /etc/hosts."""
+    own = [hosts_file(f"127.0.0.1 {socket.gethostname()}"), hosts_file(f"127.0.1.1 {socket.gethostname()}")]
+    a, b = hosts(([0, 1], 4, "10.0.0.1"), ([2, 3], 4, "10.0.0.1"), names=own)
+    for host in (a, b):
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        hosts_of_ranks = {rank: address.rpartition(":")[0] for rank, address in outcome["addresses"].items()}
+        assert hosts_of_ranks == {"0": "10.0.0.1", "1": "10.0.0.1", "2": "10.0.0.2", "3": "10.0.0.2"}
+
+
+def test_a_name_of_rank_0_that_means_loopback_on_its_own_host_is_told(hosts, hosts_file):
+    """Rank 0 listens where its name leads, which is nowhere for the other host: both sides say what they tried."""
+    own = [hosts_file("127.0.1.1 first"), hosts_file("10.0.0.1 first")]
+    a, b = hosts(([0], 2, "first", 3.0), ([1], 2, "first", 3.0), names=own)
+    for host in (a, b):
+        host.say()
+    (zero,), (one,) = a.outcomes(), b.outcomes()
+    assert "rank 1 did not join" in zero["error"]
+    assert "'first' means 127.0.1.1 on this host, which no other host can call" in zero["error"]
+    assert "rank 0 was not reached" in one["error"]
+    assert "Connection refused" in one["error"]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_name_that_the_system_learns_late_is_found(hosts, hosts_file, late):
+    """On the host of rank 0, or on the other one."""
+    own = [hosts_file("10.0.0.1 first"), hosts_file("10.0.0.1 first")]
+    known = own[late].read_text()
+    own[late].write_text("127.0.0.1 localhost\n")
+    a, b = hosts(([0], 2, "first"), ([1], 2, "first"), names=own)
+    for host in (a, b):
+        host.say()
+    time.sleep(0.5)  # not for luck: any order of events must do
+    own[late].write_text(known)
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        assert outcome["nodes"] == {"0": 0, "1": 1}
+
+
+def test_a_name_that_the_system_never_learns_is_the_reason_given(hosts, hosts_file):
+    own = [hosts_file("10.0.0.1 first"), hosts_file()]
+    a, b = hosts(([0], 2, "first", 2.0), ([1], 2, "first", 2.0), names=own)
+    for host in (a, b):
+        host.say()
+    (zero,), (one,) = a.outcomes(), b.outcomes()
+    assert "rank 1 did not join" in zero["error"]
+    assert "the name 'first' did not resolve" in one["error"] or "resolver has not answered" in one["error"]
+    assert one["elapsed"] < 20

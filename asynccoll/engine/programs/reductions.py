@@ -20,6 +20,7 @@ from asynccoll.buffers import Flat, flat_bytes
 from asynccoll.engine.outbox import LEAST, SEGMENT, passed_on
 from asynccoll.engine.transfers import FoldBytes, Program, RecvBytes, SendBytes, Swap, Transfer
 from asynccoll.engine.wire import MAX_BLOCK
+from asynccoll.errors import ProtocolError
 from asynccoll.reduction import Arithmetic
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "steps_of",
     "swap",
     "swap_turns",
+    "whole_elements",
 ]
 
 Share: TypeAlias = tuple[str, Arithmetic, int]
@@ -180,12 +182,20 @@ def run_steps(
                 tell(base + lo, base + hi)
 
 
+def whole_elements(piece: memoryview, dtype: np.dtype[Any]) -> Flat:
+    """A piece that came as the elements in it. `ProtocolError` if it ends within one: peers cut between elements."""
+    try:
+        return np.frombuffer(piece, dtype)
+    except ValueError as error:
+        raise ProtocolError(f"{len(piece)} bytes came, which are no whole elements of {dtype}") from error
+
+
 def _folder(arithmetic: Arithmetic, mine: Flat, operand: str) -> Callable[[int, memoryview], None]:
     combine = arithmetic.combine_lower if operand == "lower" else arithmetic.combine_higher
     dtype, whole = mine.dtype, mine.nbytes
 
     def fold(offset: int, piece: memoryview) -> None:
-        incoming = np.frombuffer(piece, dtype)
+        incoming = whole_elements(piece, dtype)
         if len(piece) == whole:
             combine(mine, incoming)
         else:

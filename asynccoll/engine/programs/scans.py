@@ -33,7 +33,7 @@ import numpy as np
 
 from asynccoll.buffers import Flat, flat_bytes
 from asynccoll.engine.programs.one_way import acknowledge, await_readers, slab_spans
-from asynccoll.engine.programs.reductions import Part, segment_length
+from asynccoll.engine.programs.reductions import Part, segment_length, whole_elements
 from asynccoll.engine.transfers import FoldBytes, Program, SendBytes, Transfer
 from asynccoll.reduction import Arithmetic
 
@@ -130,7 +130,7 @@ class _Block:
 
     def fold(self, offset: int, piece: memoryview) -> None:
         """Take in a piece of the block that ends just before this one."""
-        incoming = np.frombuffer(piece, self._own.dtype)
+        incoming = whole_elements(piece, self._own.dtype)
         lo = offset // self._own.itemsize
         hi = lo + len(incoming)
         if self._exclusive and self.first:

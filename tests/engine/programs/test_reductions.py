@@ -16,6 +16,7 @@ from asynccoll.buffers import DTYPES
 from asynccoll.engine import wire
 from asynccoll.engine.programs import reductions
 from asynccoll.engine.programs.reductions import Part, Turns
+from asynccoll.errors import ProtocolError
 from asynccoll.reduction import arithmetic
 
 ALGORITHMS = ("ring", "tree", "doubling")
@@ -346,3 +347,13 @@ class TestSwap:
         swaps = {"linear"} if size in (3, 4) else {"doubling"} if size & (size - 1) == 0 else set()
         for rank in range(size):  # the tree's steps on some ranks are those of a swap
             assert (reductions.swap_turns(algorithm, rank, size, 4, 4) is not None) == (algorithm in swaps)
+
+
+class TestWholeElements:
+    def test_pieces_are_cut_between_elements(self):
+        found = reductions.whole_elements(memoryview(np.arange(3, dtype="f4").tobytes()), np.dtype("f4"))
+        assert found.tolist() == [0.0, 1.0, 2.0]
+
+    def test_one_that_ends_within_an_element_breaks_the_protocol(self):
+        with pytest.raises(ProtocolError, match="10 bytes came, which are no whole elements of float32"):
+            reductions.whole_elements(memoryview(bytes(10)), np.dtype("f4"))
