@@ -18,6 +18,7 @@ from asynccoll.errors import (
     RemoteError,
     RendezvousError,
 )
+from asynccoll.net.contexts import tls
 from asynccoll.reduction import ReduceOp
 from asynccoll.streams import Stream
 from asynccoll.work import Work
@@ -111,6 +112,7 @@ __all__ = [
     "send",
     "shutdown",
     "split",
+    "tls",
     "use",
     "world_size",
 ]

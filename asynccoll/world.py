@@ -19,9 +19,9 @@ from asynccoll.engine.engine import Engine
 from asynccoll.errors import AlreadyInitialized, NotInitialized
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
+    from asynccoll.net.contexts import Contexts
     from asynccoll.net.launchers import Placement
+    from asynccoll.net.tls import Tls
 
 __all__ = [
     "all_gather",
@@ -127,7 +127,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     secret: str | bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -154,12 +154,16 @@ def init(
         safe: pickle and unpickle nothing, exceptions of other ranks neither. Arrays travel as ever; other values must be None,
             bool, int of 64 bits, float, str, bytes, or lists and dicts of these (tuples arrive as lists). On all ranks, or on
             none.
-        ssl, transport, streams, compression, progress: fixed in this version (None, ``"auto"`` or ``"tcp"``, 1, None,
+        ssl: TLS for every connection, from its first byte: ``asynccoll.tls(...)``, or a pair (server context, client context). On
+            all ranks, or on none. The secret is still proved, inside.
+        transport, streams, compression, progress: fixed in this version (``"auto"`` or ``"tcp"``, 1, None,
             ``"inline"``); any other value is a ValueError.
 
     Raises:
         ValueError: an argument or environment variable is garbled, missing or contradictory; the message names it.
-        RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ.
+        TypeError: ``ssl`` is no context and no pair of them.
+        RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ, or a certificate
+            is not accepted.
         AlreadyInitialized: a default communicator is open.
     """
     return Opening(dict(locals()), default=True)
@@ -171,7 +175,7 @@ def connect(
     rank: int | None = None,
     world_size: int | None = None,
     secret: str | bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -199,7 +203,7 @@ async def _connect(
     rank: int | None,
     world_size: int | None,
     secret: str | bytes | None,
-    ssl: SSLContext | None,
+    ssl: Contexts | None,
     insecure: bool,
     safe: bool,
     timeout: float | timedelta | None,
@@ -213,7 +217,6 @@ async def _connect(
     from asynccoll.net.launchers import detect
 
     _supported(
-        ssl=(ssl, (None,)),
         transport=(transport, ("auto", "tcp")),
         streams=(streams, (1,)),
         compression=(compression, (None,)),
@@ -222,13 +225,14 @@ async def _connect(
     seconds(liveness_timeout, "liveness_timeout", 30.0)
     placement = detect(address, rank, world_size, secret)
     return await connect_at(
-        placement, insecure=insecure, safe=safe, timeout=timeout, init_timeout=init_timeout
+        placement, ssl=ssl, insecure=insecure, safe=safe, timeout=timeout, init_timeout=init_timeout
     )
 
 
 async def connect_at(
     placement: Placement,
     *,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -236,6 +240,7 @@ async def connect_at(
 ) -> Communicator:
     """`connect` for a process whose place is known already; the arguments are those of `init`."""
     from asynccoll.algorithms import registry
+    from asynccoll.net.contexts import layer
     from asynccoll.net.driver import NetDriver
 
     limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
@@ -248,6 +253,7 @@ async def connect_at(
     if not isinstance(safe, bool):
         raise ValueError(f"safe={safe!r} is neither True nor False")
     loop = asyncio.get_running_loop()
+    secured = layer(ssl, insecure=insecure)
     if placement.size == 1:
         return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm, safe=safe))
 
@@ -255,7 +261,7 @@ async def connect_at(
 
     key = load_secret(placement.secret, placement.host, insecure)
     return await open_mesh(
-        placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm, safe=safe
+        placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm, safe=safe, tls=secured
     )
 
 
@@ -267,6 +273,7 @@ async def open_mesh(
     init_timeout: float,
     algorithm: str = "auto",
     safe: bool = False,
+    tls: Tls | None = None,
 ) -> Communicator:
     """Form the mesh for a rank whose place is known, in the running loop."""
     from asynccoll.algorithms import registry
@@ -279,6 +286,7 @@ async def open_mesh(
         init_timeout=init_timeout,
         offer={"table": registry.default_table()},
         must_agree={"ASYNCCOLL_ALGORITHM": algorithm, "safe": str(safe)},
+        tls=tls,
     )
     loop = asyncio.get_running_loop()
     hosts = [links.hosts[member] for member in range(links.size)]

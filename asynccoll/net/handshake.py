@@ -39,6 +39,7 @@ __all__ = [
     "NONCE_BYTES",
     "NO_RUN",
     "RUN_ID_BYTES",
+    "TLS_WANTED",
     "VERSION",
     "Answer",
     "BadProof",
@@ -48,6 +49,7 @@ __all__ = [
     "Purpose",
     "Refused",
     "Status",
+    "TlsMismatch",
     "VersionMismatch",
     "accept",
     "dial",
@@ -72,6 +74,15 @@ _MAC_BYTES = hashlib.sha256().digest_size
 # Magic, version, and how many bytes of this message follow. The only part that no later version may change:
 # with it two versions can tell each other apart.
 _HEADER = struct.Struct("!8sHH")
+
+_TLS_LENGTH = 0xFFFF
+TLS_WANTED = _HEADER.pack(MAGIC, VERSION, _TLS_LENGTH)
+"""What an acceptor that begins with TLS says to a caller that began with the handshake itself."""
+
+_NO_TLS = "it uses TLS, and this rank was given no ssl=: give ssl= to every rank or to none"
+
+_TLS_RECORD = b"\x16\x03"
+"""How TLS begins: a handshake record, version 3.something (RFC 8446, section 5.1)."""
 _HELLO = struct.Struct(f"!BBIIIQ{RUN_ID_BYTES}s{NONCE_BYTES}s")
 _ANSWER = struct.Struct(f"!BIIQ{RUN_ID_BYTES}s")
 
@@ -169,6 +180,10 @@ class VersionMismatch(RendezvousError):
         )
 
 
+class TlsMismatch(RendezvousError):
+    """One of the two begins with TLS, the other does not."""
+
+
 class BadProof(AuthenticationError):
     """The secrets of the two ends differ.
 
@@ -215,12 +230,13 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
         VersionMismatch: it speaks another version of it.
+        TlsMismatch: it begins with TLS.
         BadProof: the secrets differ.
         Refused: the acceptor knows the secret and says no.
     """
     opening = hello.encode(nonce)
     yield opening
-    challenge = yield from _read_message(NONCE_BYTES)
+    challenge = yield from _read_message(NONCE_BYTES, _TLS_LENGTH)
     yield _mac(secret, b"dialer", opening, challenge)
     verdict = yield _ANSWER.size
     mac = yield _MAC_BYTES
@@ -251,13 +267,14 @@ def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Mac
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
         VersionMismatch: it speaks another version of it; it has been told ours.
+        TlsMismatch: it begins with TLS; it has been shown that we do not.
         BadProof: it does not know the secret; it has been told so.
         Refused: ``judge`` said no; the dialer has been told why.
     """
     try:
         opening = yield from _read_message(_HELLO.size)
-    except VersionMismatch:
-        yield _HEADER.pack(MAGIC, VERSION, 0)
+    except (VersionMismatch, TlsMismatch):
+        yield _HEADER.pack(MAGIC, VERSION, 0)  # a caller that speaks TLS knows us by the magic
         raise
     purpose, lane, rank, target, size, generation, run_id, their_nonce = _HELLO.unpack(
         opening[_HEADER.size :]
@@ -282,14 +299,18 @@ def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Mac
     return hello, answer
 
 
-def _read_message(length: int) -> Generator[int | bytes, bytes, bytes]:
-    """Header and body of a message whose body has ``length`` bytes in this version."""
+def _read_message(length: int, wanted: int | None = None) -> Generator[int | bytes, bytes, bytes]:
+    """Header and body of a message whose body has ``length`` bytes in this version. ``wanted``: the length that asks for TLS."""
     header = yield _HEADER.size
     magic, version, announced = _HEADER.unpack(header)
+    if magic.startswith(_TLS_RECORD):
+        raise TlsMismatch(_NO_TLS)
     if magic != MAGIC:
         raise NotAsynccoll("the peer does not speak asynccoll's protocol")
     if version != VERSION:
         raise VersionMismatch(version)
+    if announced == wanted:
+        raise TlsMismatch(_NO_TLS)
     if announced != length:
         raise NotAsynccoll(f"the peer announces {announced} bytes where {length} belong")
     body = yield length
