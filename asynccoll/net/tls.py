@@ -188,16 +188,19 @@ class TlsSocket(Layered):
                 if self._starved and not self._refill(got):
                     return got
                 try:
-                    got += self._read(room - got, memory[got:])
+                    taken = self._read(room - got, memory[got:])
                 except ssl.SSLWantReadError:
                     self._starved = True
+                    continue
                 except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    taken = 0
+                if not taken:
                     # Without the peer's last record too: what says that a rank leaves is GOODBYE, which is sealed.
-                    self._eof = self._short = self._starved = True
+                    self._eof = self._starved = True
                     return got
-                else:
-                    if not self._incoming.pending and not self._tls.pending():
-                        self._starved = not self._eof
+                got += taken
+                if not self._incoming.pending and not self._tls.pending():
+                    self._starved = not self._eof
         except ssl.SSLError as error:
             if not got:
                 self._refuse(error)
