@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, NoReturn
 
-from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
+from asynccoll.errors import AuthenticationError, ProtocolError
 from asynccoll.net.handshake import MAGIC, TLS_WANTED, TlsMismatch
 from asynccoll.net.sockets import Layered, PeerClosed
 
@@ -202,7 +202,9 @@ class TlsSocket(Layered):
                 if not self._incoming.pending and not self._tls.pending():
                     self._starved = not self._eof
         except ssl.SSLError as error:
+            self._starved = True
             if not got:
+                self._eof = True
                 self._refuse(error)
             self._error = _broken(error)
         finally:
@@ -243,7 +245,8 @@ class TlsSocket(Layered):
     @property
     def holds_input(self) -> bool:
         """See `Layered.holds_input`."""
-        return self._error is not None or not self._starved or bool(self._tls.pending())
+        whole = not self._starved and self._incoming.pending
+        return bool(whole or self._error is not None or self._tls.pending())
 
     def gone(self) -> bool:
         """See `Layered.gone`."""
@@ -367,13 +370,13 @@ _ALERTS: Final = {
     "BAD_CERTIFICATE": "it does not accept this rank's certificate; its log says why",
     "HANDSHAKE_FAILURE": "they have no cipher in common, one of them has no certificate, or this rank shows none: "
     "load one into both contexts",
-    "PROTOCOL_VERSION": "they have no version of TLS in common: make the contexts alike",
+    "PROTOCOL_VERSION": "its server context has no certificate, or they have no version of TLS in common: make contexts alike",
 }
 """What an alert of the peer means, by the end of OpenSSL's name for it."""
 
 
 def _verdict(error: ssl.SSLError, host: str | None, first: bytes) -> Exception:
-    """What a failed TLS handshake means: `RendezvousError` where trying again is of no use."""
+    """What a failed TLS handshake means: `AuthenticationError` or `TlsMismatch` where trying again is of no use."""
     words = _words(error)
     name = error.reason or ""
     if first.startswith(MAGIC):
@@ -391,10 +394,9 @@ def _verdict(error: ssl.SSLError, host: str | None, first: bytes) -> Exception:
     if "ALERT" in name:
         for end, advice in _ALERTS.items():
             if name.endswith(end):
-                kind = RendezvousError if end == "PROTOCOL_VERSION" else AuthenticationError
-                return kind(f"it refused the TLS handshake ({words}): {advice}")
-    if "NO_SHARED_CIPHER" in name:
+                return AuthenticationError(f"it refused the TLS handshake ({words}): {advice}")
+    if name in ("NO_SHARED_CIPHER", "UNSUPPORTED_PROTOCOL"):
         return ProtocolError(
-            f"no TLS with it ({words}): the server context of this rank has no certificate, or they share no cipher"
+            f"no TLS with it ({words}): the server context of this rank has no certificate, or they have no version or cipher of TLS in common"
         )
     return ProtocolError(f"it does not speak TLS as this rank does ({words})")
