@@ -397,6 +397,7 @@ def _verdict(error: ssl.SSLError, host: str | None, first: bytes) -> Exception:
                 return AuthenticationError(f"it refused the TLS handshake ({words}): {advice}")
     if name in ("NO_SHARED_CIPHER", "UNSUPPORTED_PROTOCOL"):
         return ProtocolError(
-            f"no TLS with it ({words}): the server context of this rank has no certificate, or they have no version or cipher of TLS in common"
+            f"no TLS with it ({words}): the server context of this rank has no certificate, or they have no version or cipher "
+            "of TLS in common"
         )
     return ProtocolError(f"it does not speak TLS as this rank does ({words})")
