@@ -21,7 +21,16 @@ from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import handshake
 from asynccoll.net.handshake import Answer, Hello
 from asynccoll.net.scope import TaskScope
-from asynccoll.net.sockets import Endpoint, Layered, peer_name, prepare, reason, receive_exactly, send_all
+from asynccoll.net.sockets import (
+    Endpoint,
+    Layered,
+    channel_of,
+    peer_name,
+    prepare,
+    reason,
+    receive_exactly,
+    send_all,
+)
 
 if TYPE_CHECKING:
     from asynccoll.net.tls import Tls
@@ -257,7 +266,9 @@ class Acceptor:
 
     async def _shake(self, sock: socket.socket) -> None:
         peer = peer_name(sock)
-        machine = handshake.accept(self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge)
+        machine = handshake.accept(
+            self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge, channel_of(sock)
+        )
         try:
             hello, _ = await shake(sock, machine)
         except TimeoutError:

@@ -23,7 +23,7 @@ from asynccoll.errors import ProtocolError
 from asynccoll.net import handshake
 from asynccoll.net.accepting import HANDSHAKE_TIMEOUT, shake
 from asynccoll.net.handshake import Answer, Hello, Status
-from asynccoll.net.sockets import Endpoint, prepare, reason, resolve
+from asynccoll.net.sockets import Endpoint, channel_of, prepare, reason, resolve
 
 if TYPE_CHECKING:
     from asynccoll.net.tls import Tls
@@ -154,7 +154,9 @@ async def _attempt(call: Call, endpoint: Endpoint) -> tuple[socket.socket, Answe
         stage = Stage.HANDSHAKE
         if call.tls is not None:
             sock = call.tls.dialed(sock, call.host)
-        machine = handshake.dial(call.secret, call.hello, secrets.token_bytes(handshake.NONCE_BYTES))
+        machine = handshake.dial(
+            call.secret, call.hello, secrets.token_bytes(handshake.NONCE_BYTES), channel_of(sock)
+        )
         _, answer = await shake(sock, machine)
         reached = True
     except TimeoutError:

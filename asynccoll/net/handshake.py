@@ -14,8 +14,9 @@
 
 The dialer proves first, so a stranger who merely connects gets nothing that he could try passwords on. Both
 nonces go into both HMACs, so nothing recorded earlier can be used again; the labels keep one side's HMAC from
-standing in for the other's. All sizes are fixed: `LIMIT` bytes are the most that either side reads before the
-proof.
+standing in for the other's. Over TLS the name of the connection goes in too: somebody in between, with a connection
+to each end and certificates that they accept, cannot pass the messages through. All sizes are fixed: `LIMIT` bytes
+are the most that either side reads before the proof.
 
 The machines are generators. They yield an ``int`` (read exactly so many bytes and send them in) or ``bytes``
 (write these, then send in ``b""``), and return when both sides have proved themselves. Exact reads leave
@@ -224,8 +225,8 @@ Machine: TypeAlias = Generator[int | bytes, bytes, "tuple[Hello, Answer]"]
 """See the module's docstring for the protocol of yields."""
 
 
-def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
-    """The dialer's side. Returns ``hello`` and the acceptor's answer.
+def dial(secret: bytes, hello: Hello, nonce: bytes, channel: Callable[[], bytes] = bytes) -> Machine:
+    """The dialer's side. ``channel`` names the connection below, if it has a name. Returns ``hello`` and the acceptor's answer.
 
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
@@ -237,7 +238,8 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
     opening = hello.encode(nonce)
     yield opening
     challenge = yield from _read_message(NONCE_BYTES, _TLS_LENGTH)
-    yield _mac(secret, b"dialer", opening, challenge)
+    name = channel()
+    yield _mac(secret, b"dialer", opening, challenge, name)
     verdict = yield _ANSWER.size
     mac = yield _MAC_BYTES
     if verdict[0] == Status.BAD_PROOF:
@@ -245,7 +247,7 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
             f"rank {hello.target} says that this process does not know its secret: give the same ASYNCCOLL_SECRET (or "
             "secret=) to every rank; without one, every rank must run as the same user on the same host"
         )
-    if not hmac.compare_digest(mac, _mac(secret, b"acceptor", opening, challenge, verdict)):
+    if not hmac.compare_digest(mac, _mac(secret, b"acceptor", opening, challenge, verdict, name)):
         raise BadProof(
             f"the process that answers for rank {hello.target} does not know the secret: the address is another "
             "program's, or ASYNCCOLL_SECRET (or secret=) differs between ranks"
@@ -260,9 +262,11 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
     return hello, answer
 
 
-def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Machine:
-    """The acceptor's side. ``judge`` is asked once, after the dialer has proved itself. Returns its HELLO and
-    the answer.
+def accept(
+    secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer], channel: Callable[[], bytes] = bytes
+) -> Machine:
+    """The acceptor's side. ``judge`` is asked once, after the dialer has proved itself; ``channel`` as for `dial`. Returns its
+    HELLO and the answer.
 
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
@@ -287,13 +291,14 @@ def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Mac
     challenge = _HEADER.pack(MAGIC, VERSION, NONCE_BYTES) + nonce
     yield challenge
     proof = yield _MAC_BYTES
-    if not hmac.compare_digest(proof, _mac(secret, b"dialer", opening, challenge)):
+    name = channel()
+    if not hmac.compare_digest(proof, _mac(secret, b"dialer", opening, challenge, name)):
         # Zeros: who has proved nothing learns nothing that depends on the secret, nor who we are.
         yield Answer(Status.BAD_PROOF, 0, 0, 0, NO_RUN).encode() + bytes(_MAC_BYTES)
         raise BadProof(f"it claims to be rank {rank} but does not know the secret", hello)
     answer = judge(hello)
     verdict = answer.encode()
-    yield verdict + _mac(secret, b"acceptor", opening, challenge, verdict)
+    yield verdict + _mac(secret, b"acceptor", opening, challenge, verdict, name)
     if answer.status is not Status.ACCEPTED:
         raise Refused(hello, answer)
     return hello, answer
@@ -318,7 +323,7 @@ def _read_message(length: int, wanted: int | None = None) -> Generator[int | byt
 
 
 def _mac(secret: bytes, role: bytes, *transcript: bytes) -> bytes:
-    """HMAC over the role and everything said so far. All parts have fixed lengths, so joining them is
+    """HMAC over the role and everything said so far. All parts but the last have fixed lengths, so joining them is
     unambiguous.
     """
     return hmac.digest(secret, b"asynccoll " + role + b"\0" + b"".join(transcript), "sha256")

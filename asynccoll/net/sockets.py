@@ -11,6 +11,7 @@ import hashlib
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ __all__ = [
     "Endpoint",
     "Layered",
     "PeerClosed",
+    "channel_of",
     "close_all",
     "format_address",
     "host_identity",
@@ -46,6 +48,10 @@ class Layered(socket.socket):
 
     async def handshake(self) -> None:
         """Set the layer up with the peer: before anything else, and once."""
+        raise NotImplementedError
+
+    def channel(self) -> bytes:
+        """What both ends of this connection, and no other, call it, once the handshake is done."""
         raise NotImplementedError
 
     def proved(self) -> None:
@@ -116,6 +122,11 @@ def reset_by_peer(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def channel_of(sock: socket.socket) -> Callable[[], bytes]:
+    """What asks for the name of the layer's connection; a plain socket's has none."""
+    return sock.channel if isinstance(sock, Layered) else bytes
 
 
 def close_all(*sockets: socket.socket | None) -> None:

@@ -158,6 +158,13 @@ class TlsSocket(Layered):
                         return
                     self._incoming.read()
 
+    def channel(self) -> bytes:
+        """See `Layered.channel`: the caller's Finished message, a MAC over all of this handshake (RFC 8446, section 4.4.4)."""
+        name = self._tls.get_channel_binding("tls-unique")
+        if not name:
+            raise ProtocolError("the TLS connection has no name: its handshake is not done")
+        return name
+
     def proved(self) -> None:
         """See `Layered.proved`."""
         self._proved = True

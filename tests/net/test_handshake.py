@@ -297,6 +297,23 @@ def test_a_dialer_gives_up_on_nonsense(said):
     assert isinstance(dialer, NotAsynccoll)
 
 
+def test_both_ends_have_to_be_on_one_connection():
+    def machines(dialers, acceptors):
+        dialer = dial(b"s", HELLO, NONCE_D, lambda: dialers)
+        return Wire(dialer, accept(b"s", NONCE_A, lambda hello: ANSWER, lambda: acceptors)).run()
+
+    assert machines(b"one", b"one") == ((HELLO, ANSWER), (HELLO, ANSWER))
+    for dialers, acceptors in ((b"one", b"two"), (b"", b"two"), (b"one", b"")):
+        for outcome in machines(dialers, acceptors):
+            assert type(outcome) is BadProof
+
+
+def test_an_acceptor_without_the_secret_cannot_name_the_connection_either():
+    # It echoes what it likes as its HMAC: that of the dialer's own connection under another secret.
+    forged = accept(b"other", NONCE_A, lambda hello: ANSWER, lambda: b"one")
+    assert type(Wire(dial(b"s", HELLO, NONCE_D, lambda: b"one"), forged).run()[0]) is BadProof
+
+
 CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(64)
 
 

@@ -274,6 +274,15 @@ class TestTheSocket:
                 await asyncio.sleep(0)
             assert called.recv(10) == b"c"
 
+    async def test_a_connection_has_one_name_at_both_ends_and_no_other_has_it(self, tls):
+        async with pair(tls) as (dialed, called), pair(tls) as (other, _):
+            assert len(dialed.channel()) >= 32
+            assert dialed.channel() == called.channel() != other.channel()
+
+    async def test_there_is_no_name_before_the_handshake(self, tls):
+        with connected() as (here, _), tls.dialed(here, "127.0.0.1") as dialed, pytest.raises(ProtocolError):
+            dialed.channel()
+
     async def test_before_the_proof_a_peer_costs_little_memory(self, tls):
         async with pair(tls, proved=False) as (dialed, called):
             dialed.send(bytes(SEAL))
@@ -453,6 +462,38 @@ class TestTheMesh:
                 with pytest.raises(AuthenticationError, match="ASYNCCOLL_SECRET"):
                     await form(1, 2, port, secret=b"another", init_timeout=30, tls=tls)
             await ended(zero)
+
+    async def test_who_sits_in_between_with_a_good_certificate_cannot_pass_the_proof_through(
+        self, tls, caplog
+    ):
+        port, relay_port = free_port(), free_port()
+        loop = asyncio.get_running_loop()
+        async with nothing_left():
+            zero = asyncio.ensure_future(form(0, 2, port, init_timeout=30, tls=tls))
+            await listening(port)
+            with socket.create_server(("127.0.0.1", relay_port)) as listener:
+                listener.setblocking(False)
+                one = asyncio.ensure_future(form(1, 2, relay_port, init_timeout=30, tls=tls))
+                caller, _ = await loop.sock_accept(listener)
+                onward = socket.socket()
+                onward.setblocking(False)
+                await loop.sock_connect(onward, ("127.0.0.1", port))
+                with tls.accepted(caller) as near, tls.dialed(onward, "127.0.0.1") as far:
+                    await asyncio.gather(near.handshake(), far.handshake())
+                    for source, target, count in (
+                        (near, far, 82),
+                        (far, near, 44),
+                        (near, far, 32),
+                        (far, near, 65),
+                    ):
+                        await send_all(target, await receive_exactly(source, count))
+                    async with asyncio.timeout(10):
+                        with pytest.raises(AuthenticationError):
+                            await one
+            assert not zero.done()
+            await ended(zero)
+        (line,) = [record.message for record in caplog.records if record.name == "asynccoll"]
+        assert "does not know the secret" in line
 
 
 async def ended(task):
