@@ -15,7 +15,7 @@ import random
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -78,7 +78,7 @@ class Call:
 
     host: str
     port: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     hello: Hello
     tls: Tls | None = None
     """With what the connection begins, or None."""

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import struct
+import subprocess
 from pathlib import Path
 
 import certificates
@@ -16,6 +17,7 @@ import pytest
 from forming import close, exchange, form, form_all, free_port, nothing_left
 from test_accepting import STRANGERS, knock
 
+import asynccoll
 from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import accepting
 from asynccoll.net.contexts import layer
@@ -405,10 +407,44 @@ class TestTheArgument:
             assert len(context.get_ca_certs()) == 1
 
     def test_a_file_that_is_not_there_is_named(self, authority, tmp_path):
-        import asynccoll
-
         with pytest.raises(FileNotFoundError):
             asynccoll.tls(tmp_path / "none.pem", cafile=authority.cafile)
+
+
+DOCUMENTED = re.search(
+    r"^```sh\n(openssl .*?)^```$", (Path(__file__).parents[2] / "docs/security.md").read_text(), re.M | re.S
+)[1]
+
+
+@pytest.fixture
+def documented(tmp_path):
+    """The files that the commands of the documentation make: what `asynccoll.tls` takes."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    subprocess.run(["sh", "-euc", DOCUMENTED], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    return [tmp_path / file for file in ("rank.pem", "rank.key", "ca.pem")]
+
+
+@pytest.mark.parametrize("name", ["node7", "10.0.0.7"])
+async def test_the_commands_of_the_documentation_make_files_that_fit(name, documented):
+    tls = layer(asynccoll.tls(*documented, check_hostname=True))
+    with connected() as (here, there), tls.dialed(here, name) as dialed, tls.accepted(there) as called:
+        await asyncio.gather(dialed.handshake(), called.handshake())
+        called.send(b"x")
+        assert await receive_exactly(dialed, 1) == b"x"
+
+
+async def test_one_self_signed_certificate_for_all_will_do(tmp_path):
+    authority = certificates.Authority(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_bytes(
+        authority._ca.private_key_pem.bytes() + authority._ca.cert_pem.bytes()
+    )  # the CA's own, which has signed itself
+    tls = layer(asynccoll.tls(both))
+    with connected() as (here, there), tls.dialed(here, "127.0.0.1") as dialed, tls.accepted(there) as called:
+        await asyncio.gather(dialed.handshake(), called.handshake())
+        called.send(b"x")
+        assert await receive_exactly(dialed, 1) == b"x"
 
 
 class TestTheMesh:
