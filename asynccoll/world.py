@@ -161,7 +161,6 @@ def init(
 
     Raises:
         ValueError: an argument or environment variable is garbled, missing or contradictory; the message names it.
-        TypeError: ``ssl`` is no context and no pair of them.
         RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ, or a certificate
             is not accepted.
         AlreadyInitialized: a default communicator is open.

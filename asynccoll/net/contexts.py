@@ -57,8 +57,8 @@ def layer(value: Contexts | None, *, insecure: bool = False) -> Tls | None:
     """What connections begin with if ``ssl=value``.
 
     Raises:
-        TypeError: it is neither a context nor a pair of them.
-        ValueError: a context is made for the other side, or the client side verifies nothing and ``insecure`` is not set.
+        ValueError: it is neither a context nor a pair of them; a context is made for the other side; or the client side verifies
+            nothing and ``insecure`` is not set.
     """
     if value is None:
         return None
@@ -68,7 +68,7 @@ def layer(value: Contexts | None, *, insecure: bool = False) -> Tls | None:
 
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(isinstance(context, ssl.SSLContext) for context in pair):
-        raise TypeError(f"ssl={value!r} is not understood: {_WHAT}")
+        raise ValueError(f"ssl={value!r} is not understood: {_WHAT}")
     server, client = pair
     if server is client and server.protocol is not ssl.PROTOCOL_TLS:
         side = "server" if server.protocol is ssl.PROTOCOL_TLS_SERVER else "client"

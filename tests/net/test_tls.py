@@ -378,8 +378,8 @@ class TestTheArgument:
         assert layer(both) == (both, both)
 
     @pytest.mark.parametrize("wrong", [True, "cert.pem", ("a", "b"), (), 7, {"server": 1}])
-    def test_anything_else_is_a_type_error_that_says_what_to_pass(self, wrong):
-        with pytest.raises(TypeError, match=r"asynccoll\.tls\(.*pair \(server_context, client_context\)"):
+    def test_anything_else_is_an_error_that_says_what_to_pass(self, wrong):
+        with pytest.raises(ValueError, match=r"asynccoll\.tls\(.*pair \(server_context, client_context\)"):
             layer(wrong)
 
     @pytest.mark.parametrize("which", [0, 1])

@@ -165,5 +165,5 @@ async def test_a_world_of_one_takes_the_argument_and_opens_nothing():
 @pytest.mark.parametrize("wrong", [True, "cert.pem"])
 async def test_what_is_no_context_is_refused_before_anything_is_opened(wrong):
     for size in (1, 2):
-        with pytest.raises(TypeError, match=r"asynccoll\.tls"):
+        with pytest.raises(ValueError, match=r"asynccoll\.tls"):
             await asynccoll.connect("tcp://127.0.0.1:1", rank=0, world_size=size, ssl=wrong)
