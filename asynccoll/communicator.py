@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
-import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from types import CodeType, TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -18,7 +16,8 @@ from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.programs.items import nothing
-from asynccoll.errors import NotInitialized
+from asynccoll.errors import NotInitialized, OpContext, PeerLost
+from asynccoll.groups import Lineage, distinct_ranks, group_id, ranks_of, survivors_id
 from asynccoll.objects import PICKLES, PLAIN, describe_error
 from asynccoll.pump import Pump
 from asynccoll.verbs.messages import MessageVerbs
@@ -26,7 +25,7 @@ from asynccoll.verbs.moving import MovingVerbs
 from asynccoll.verbs.reducing import ReducingVerbs
 from asynccoll.work import Work
 
-__all__ = ["Communicator", "Options", "ranks_of", "seconds"]
+__all__ = ["Communicator", "Options", "seconds"]
 
 _NAME_LIMIT: Final = 256
 _MESSAGES: Final = ("send", "recv", "recv_message")
@@ -78,6 +77,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         name: str = "world",
         options: Options = Options(),  # noqa: B008 (immutable)
         comm: int = 0,
+        lineage: Lineage | None = None,
     ) -> None:
         self._pump = pump
         self._loop = pump.loop
@@ -88,6 +88,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         self._left = False
         self._made: dict[tuple[int, ...], int] = {}
         """Ranks as given -> how often this rank has made that group."""
+        self._lineage = Lineage(comm, name, group.members, {}) if lineage is None else lineage
         codec = PLAIN if options.safe else PICKLES
         self._place = calls.Place(group.rank, group.size, options.algorithm, options.table, codec)
         pump.engine.safe = options.safe
@@ -178,7 +179,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         """
         self._open()
         self._here()
-        given = _ranks(ranks, self.world_size)
+        given = distinct_ranks(ranks, self.world_size)
         count = self._made[given] = self._made.get(given, 0) + 1
         if self.rank not in given:
             return None
@@ -186,12 +187,12 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
             name = f"{self._name}[{','.join(map(str, given[:8]))}{',...' if len(given) > 8 else ''}]"
             if count > 1:
                 name += f"#{count}"
-        comm = _group_id(self._comm, given, count)
+        comm = group_id(self._comm, given, count)
         self._pump.make(comm, tuple(self.ranks[rank] for rank in given), name)
         return self._sub(comm, name)
 
-    def _sub(self, comm: int, name: str) -> Self:
-        return type(self)(self._pump, name, self._options, comm)
+    def _sub(self, comm: int, name: str, lineage: Lineage | None = None) -> Self:
+        return type(self)(self._pump, name, self._options, comm, lineage)
 
     async def split(
         self, color: int | None, order: int | None = None, name: str | None = None
@@ -202,6 +203,52 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         """
         rows = await self.allgather((color, self.rank if order is None else order), name=name)
         return None if color is None else self.new_group(ranks_of(color, rows), name)
+
+    async def shrink(self, *, timeout: float | timedelta | None = None, name: str | None = None) -> Self:
+        """A communicator of the ranks that are left, after `PeerLost`. Every survivor calls; a rank that does not is ``missing`` in
+        the `CollectiveTimeout` of the others.
+
+        Ranks are numbered anew, in the order of their ranks here; ``ranks`` tells who they were in the world. If another rank dies
+        meanwhile, the survivors go on without it. Operations that were under way are not repeated. This communicator stays as it
+        is: close the mesh, not the old communicator alone, when all is done.
+
+        Args:
+            timeout: time limit in seconds for all survivors to call; by default that of the communicator.
+
+        Raises:
+            PeerLost: this rank itself was taken for dead by the others; or ranks have fallen silent, and those that are left are
+                not the majority, so that the others may be alive and go on: start again.
+            CollectiveTimeout: not every survivor has called in time.
+        """
+        self._open()
+        self._here()
+        started = self._loop.time()
+        limit = seconds(timeout, "timeout", self._options.timeout)
+        _check_name(name)
+        root, root_name, all_members, made = self._lineage
+        departures = self._pump.engine.departures
+        while True:
+            refusal = departures.may_go_on(all_members, root)
+            if refusal is not None:
+                rank = all_members.index(self.ranks[self.rank])
+                refusal.place(OpContext("shrink", -1, root_name, rank, self._loop.time() - started))
+                raise refusal
+            members = departures.survivors(all_members, root)
+            count = made[members] = made.get(members, 0) + 1
+            label = name or f"{root_name} shrunk to {len(members)}"
+            comm = survivors_id(root, members, count)
+            self._pump.make(comm, members, label)
+            group = self._sub(comm, label, self._lineage)
+            try:
+                # Not the method of a subclass that hands calls over to this loop from other threads.
+                await Communicator._call(group, "shrink", lambda: calls.meeting(name), limit, None, name)
+            except PeerLost:  # another one: once more, without it
+                self._pump.leave(comm, "failed: another rank was lost")
+            except BaseException as error:
+                self._pump.leave(comm, f"failed with {describe_error(error)}")
+                raise
+            else:
+                return group
 
     # -- end ----------------------------------------------------------------------------------------------
 
@@ -333,37 +380,6 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
                 f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
                 "Call from the loop that opened it, or use asynccoll.sync"
             )
-
-
-def ranks_of(color: int, rows: Sequence[tuple[int | None, int]]) -> list[int]:
-    """Ranks whose row is ``(color, order)``, in the order of their ``order``, then of their rank."""
-    return [rank for _, rank in sorted((row[1], rank) for rank, row in enumerate(rows) if row[0] == color)]
-
-
-def _ranks(ranks: Iterable[int], size: int) -> tuple[int, ...]:
-    """``ranks`` as a tuple of distinct ranks below ``size``. Raises TypeError or ValueError."""
-    given = []
-    for rank in ranks:
-        try:
-            given.append(operator.index(rank))
-        except TypeError:
-            raise TypeError(f"ranks= holds {rank!r}, which is not an integer") from None
-    if not given:
-        raise ValueError("ranks= is empty: a communicator has at least one rank")
-    for rank in given:
-        if not 0 <= rank < size:
-            raise ValueError(
-                f"ranks= holds {rank}, which is not a rank of this communicator; use 0 to {size - 1}"
-            )
-    if len(set(given)) < len(given):
-        raise ValueError(f"ranks= names a rank twice: {given}")
-    return tuple(given)
-
-
-def _group_id(parent: int, ranks: tuple[int, ...], count: int) -> int:
-    """Id of a group: the same on all members, without asking. 0 is the world's."""
-    digest = hashlib.blake2b(repr((parent, ranks, count)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") or 1
 
 
 def _refused(verb: str, error: Exception, key: str | None) -> Operation:

@@ -115,12 +115,19 @@ class CollectiveError(AsynccollError):
         return f"{who}{where} on {self.group!r} after {self.elapsed:.3f} s: {self.detail}"
 
 
+EVICTED = "evicted"
+"""First word of the reason on a rank that the others have given up."""
+
+
 class PeerLost(CollectiveError):
-    """A rank died, or the connection to it broke, before the operation was complete.
+    """A rank died, or became unreachable, before the operation was complete. Every survivor names the same rank.
+
+    `asynccoll.Communicator.shrink` gives the survivors a communicator without it. A rank that was given up although it lives (it
+    was stopped, or cut off) names itself, with a reason that begins with ``"evicted"``.
 
     Attributes:
         peer: the lowest lost rank.
-        peers: every rank known to be lost.
+        peers: every rank of the communicator known to be lost.
         reason: what was observed, for example ``"connection closed without goodbye"``.
     """
 
@@ -128,11 +135,14 @@ class PeerLost(CollectiveError):
         self.peers = frozenset(peers)
         self.peer = min(self.peers)
         self.reason = reason
-        super().__init__(
-            f"lost {name_ranks(self.peers)} ({reason}). "
-            "Look at that process's own output for the cause; close this communicator and start again without it.",
-            context,
-        )
+        if reason.startswith(EVICTED):
+            remedy = "The others go on without this process; close the communicator, and join a new mesh."
+        else:
+            remedy = (
+                "Look at that process's own output for the cause; go on without it by shrink(), or close this communicator and "
+                "start again."
+            )
+        super().__init__(f"lost {name_ranks(self.peers)} ({reason}). {remedy}", context)
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):

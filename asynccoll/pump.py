@@ -10,7 +10,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 
-from asynccoll.engine.engine import Engine, PeerBroken
+from asynccoll.engine.engine import Engine, PeerBroken, PeerEvicted
 from asynccoll.engine.operation import Operation
 from asynccoll.errors import CommunicatorClosed, PeerLost
 
@@ -121,6 +121,10 @@ class Pump(ABC):
     def drop(self, peer: int) -> None:
         """Close the link to ``peer``: the engine does not want it any more."""
 
+    def evict(self, peer: int) -> None:
+        """The ranks agree that ``peer`` is dead: tell it, should it live, and close the link."""
+        self.drop(peer)
+
     def flush(self) -> None:
         """Write what has become due, then tell what has ended. Called after every call into the engine."""
         engine = self.engine
@@ -134,6 +138,8 @@ class Pump(ABC):
             for event in engine.take_events():
                 if isinstance(event, PeerBroken):
                     self.drop(event.peer)
+                elif isinstance(event, PeerEvicted):
+                    self.evict(event.peer)
                 else:
                     if event.error is not None:
                         self._tell(event.error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -16,14 +15,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from asynccoll import world
 from asynccoll.background import LoopThread, result_of
-from asynccoll.calls import Parts
-from asynccoll.communicator import Communicator, ranks_of
-from asynccoll.engine.group import MAX_PENDING
+from asynccoll.communicator import Communicator
 from asynccoll.errors import AlreadyInitialized, NotInitialized
+from asynccoll.groups import ranks_of
 from asynccoll.launch import launch
 from asynccoll.objects import describe_error
 from asynccoll.pending import Pending, SyncStream
 from asynccoll.streams import Stream
+from asynccoll.threaded import Threaded
 from asynccoll.work import Work
 from asynccoll.workers import SyncLocalWorkers
 from asynccoll.workers import sync_local as local
@@ -79,6 +78,7 @@ __all__ = [
     "scatter_async",
     "send",
     "send_async",
+    "shrink",
     "shutdown",
     "split",
     "world_size",
@@ -86,55 +86,6 @@ __all__ = [
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-class _Threaded(Communicator):
-    """A communicator whose calls come from any thread: prepared there, started in the loop's thread."""
-
-    def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
-        self.__dict__.update(communicator.__dict__)
-        self._thread = thread
-        self._under_way = 0
-        """Calls whose end nobody has seen yet; the engine counts only those that the loop's thread has started."""
-        self._counting = threading.Lock()
-
-    def _call(self, *call: Any) -> Any:
-        self._usable()
-        prepared = self._prepared(*call)
-        pending: Pending[Any] = Pending(self._thread)
-        with self._counting:
-            self._under_way += 1
-        pending.add_done_callback(self._one_less)
-        self._thread.soon(lambda: pending.begin(lambda: self._start(prepared)))
-        return pending
-
-    def _stream(self, start: Callable[[Parts], Any]) -> Any:
-        return SyncStream(start, self._thread)
-
-    def _one_less(self, _: object) -> None:
-        with self._counting:
-            self._under_way -= 1
-
-    def _sub(self, comm: int, name: str) -> Self:
-        return type(self)(Communicator(self._pump, name, self._options, comm), self._thread)
-
-    def _skip(self, refused: Any) -> None:
-        self._thread.soon(lambda: self._start(refused).exception())
-
-    def _usable(self) -> None:
-        if self._pid != os.getpid():
-            raise RuntimeError(
-                f"this process is a fork of process {self._pid}, which opened the communicator; "
-                "call asynccoll.sync.init() in the child, with ranks of its own"
-            )
-        if self._pump.closed or not self._thread.alive:
-            raise NotInitialized(
-                f"communicator {self._name!r} is closed; open a new one with asynccoll.sync.init()"
-            )
-        if self._under_way >= MAX_PENDING or self._group.crowded:
-            raise RuntimeError(
-                f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; wait for some first"
-            )
 
 
 def _future(
@@ -188,10 +139,10 @@ class SyncCommunicator:
 
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
         self._thread = thread
-        if isinstance(communicator, _Threaded):  # a group, which shares its thread
+        if isinstance(communicator, Threaded):  # a group, which shares its thread
             self._threaded = communicator
         else:
-            self._threaded = _Threaded(communicator, thread)
+            self._threaded = Threaded(communicator, thread)
             thread.at_stop(communicator._pump.abandon)
 
     @property
@@ -279,7 +230,7 @@ class SyncCommunicator:
         self._threaded._usable()
         given = list(ranks)
 
-        async def make() -> _Threaded | None:
+        async def make() -> Threaded | None:
             return self._threaded.new_group(given, name)
 
         made = result_of(self._thread.run(make()))
@@ -291,6 +242,17 @@ class SyncCommunicator:
         """One communicator for each ``color``: see `asynccoll.Communicator.split`. Every rank calls."""
         rows = self.allgather((color, self.rank if order is None else order), name=name)
         return None if color is None else self.new_group(ranks_of(color, rows), name)
+
+    def shrink(self, *, timeout: float | None = None, name: str | None = None) -> SyncCommunicator:
+        """A communicator of the ranks that are left: see `asynccoll.Communicator.shrink`. Every survivor calls."""
+        self.refuse_inside("shrink()")
+        self._threaded._usable()
+        shrinking = self._thread.run(self._threaded.shrink(timeout=timeout, name=name))
+        try:
+            return SyncCommunicator(result_of(shrinking), self._thread)
+        except BaseException:  # re-raised
+            shrinking.cancel()  # after Ctrl-C the other survivors must not wait for this rank
+            raise
 
     def refuse_inside(self, what: str) -> None:
         """Raise RuntimeError if the caller is a reduce function or a callback, where ``what`` would wait for itself."""
@@ -436,6 +398,7 @@ recv_message = _on_default(SyncCommunicator.recv_message)
 recv_message_async = _on_default(SyncCommunicator.recv_message_async)
 new_group = _on_default(SyncCommunicator.new_group)
 split = _on_default(SyncCommunicator.split)
+shrink = _on_default(SyncCommunicator.shrink)
 all_gather = allgather
 all_gather_async = allgather_async
 gather = _on_default(SyncCommunicator.gather)

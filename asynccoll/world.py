@@ -51,6 +51,7 @@ __all__ = [
     "scan",
     "scatter",
     "send",
+    "shrink",
     "shutdown",
     "split",
     "use",
@@ -150,7 +151,9 @@ def init(
         insecure: allow an address beyond this host without a secret. Anyone who reaches it can then join and run code.
         timeout: default time limit of an operation in seconds (None: no limit).
         init_timeout: time limit of forming the mesh, in seconds; the error names the ranks that are missing.
-        liveness_timeout: reserved for the detection of stopped hosts; a broken connection is noticed at once without it.
+        liveness_timeout: seconds after which a rank from which nothing is heard, no heartbeat either, counts as lost: it is stopped
+            (SIGSTOP), cut off, or in a call that holds the GIL for so long. The same on all ranks; ``math.inf``: never. A rank
+            that dies is noticed at once without it, and one whose event loop is busy is not taken for dead.
         safe: pickle and unpickle nothing, exceptions of other ranks neither. Arrays travel as ever; other values must be None,
             bool, int of 64 bits, float, str, bytes, or lists and dicts of these (tuples arrive as lists). On all ranks, or on
             none.
@@ -221,10 +224,15 @@ async def _connect(
         compression=(compression, (None,)),
         progress=(progress, ("inline",)),
     )
-    seconds(liveness_timeout, "liveness_timeout", 30.0)
     placement = detect(address, rank, world_size, secret)
     return await connect_at(
-        placement, ssl=ssl, insecure=insecure, safe=safe, timeout=timeout, init_timeout=init_timeout
+        placement,
+        ssl=ssl,
+        insecure=insecure,
+        safe=safe,
+        timeout=timeout,
+        init_timeout=init_timeout,
+        liveness_timeout=liveness_timeout,
     )
 
 
@@ -236,6 +244,7 @@ async def connect_at(
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
     init_timeout: float | timedelta = 300.0,
+    liveness_timeout: float | timedelta | None = 30.0,
 ) -> Communicator:
     """`connect` for a process whose place is known already; the arguments are those of `init`."""
     from asynccoll.algorithms import registry
@@ -245,6 +254,7 @@ async def connect_at(
     limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
     forming = seconds(init_timeout, "init_timeout", 300.0)
     assert forming is not None
+    liveness = seconds(liveness_timeout, "liveness_timeout", 30.0)
     algorithm = os.environ.get("ASYNCCOLL_ALGORITHM", "auto")
     if algorithm != "auto" and algorithm not in registry.names("allreduce"):
         known = ", ".join(("auto", *registry.names("allreduce")))
@@ -260,7 +270,14 @@ async def connect_at(
 
     key = load_secret(placement.secret, placement.host, insecure)
     return await open_mesh(
-        placement, key, timeout=limit, init_timeout=forming, algorithm=algorithm, safe=safe, tls=secured
+        placement,
+        key,
+        timeout=limit,
+        init_timeout=forming,
+        liveness_timeout=liveness,
+        algorithm=algorithm,
+        safe=safe,
+        tls=secured,
     )
 
 
@@ -270,11 +287,12 @@ async def open_mesh(
     *,
     timeout: float | None,
     init_timeout: float,
+    liveness_timeout: float | None = None,
     algorithm: str = "auto",
     safe: bool = False,
     tls: Tls | None = None,
 ) -> Communicator:
-    """Form the mesh for a rank whose place is known, in the running loop."""
+    """Form the mesh for a rank whose place is known, in the running loop. Without ``liveness_timeout`` there are no heartbeats."""
     from asynccoll.algorithms import registry
     from asynccoll.net.driver import NetDriver
     from asynccoll.net.rendezvous import form_mesh
@@ -284,7 +302,12 @@ async def open_mesh(
         secret,
         init_timeout=init_timeout,
         offer={"table": registry.default_table()},
-        must_agree={"ASYNCCOLL_ALGORITHM": algorithm, "safe": str(safe)},
+        must_agree={
+            "ASYNCCOLL_ALGORITHM": algorithm,
+            "safe": str(safe),
+            "liveness_timeout": liveness_timeout,
+        },
+        pulse=liveness_timeout is not None,
         tls=tls,
     )
     loop = asyncio.get_running_loop()
@@ -297,7 +320,9 @@ async def open_mesh(
     if node_rank is None:
         node_rank = list(dict.fromkeys(hosts)).index(own)
     options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank, safe)
-    return Communicator(NetDriver(Engine(links.rank, links.size), loop, links.sockets), options=options)
+    engine = Engine(links.rank, links.size)
+    driver = NetDriver(engine, loop, links.sockets, links.pulses, liveness_timeout)
+    return Communicator(driver, options=options)
 
 
 def _env_timeout() -> float:
@@ -405,3 +430,4 @@ recv = on_default(Communicator.recv, get_communicator)
 recv_message = on_default(Communicator.recv_message, get_communicator)
 new_group = on_default(Communicator.new_group, get_communicator)
 split = on_default(Communicator.split, get_communicator)
+shrink = on_default(Communicator.shrink, get_communicator)

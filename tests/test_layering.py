@@ -17,7 +17,7 @@ LAYERS = (
     # From the bottom to the top. A module imports from the rows above its own, and from its own package; never from its
     # own row or from below. "asynccoll" is the package itself, __init__.py.
     ("errors", "pickling"),
-    ("overlap", "objects", "algorithms", "declared"),
+    ("overlap", "objects", "algorithms", "declared", "groups"),
     ("buffers",),
     ("reduction", "trees"),
     ("planner", "engine"),
@@ -30,6 +30,7 @@ LAYERS = (
     ("world",),
     ("background", "launch"),
     ("pending", "workers"),
+    ("threaded",),
     ("sync",),
     ("asynccoll",),
     ("collective", "torch", "testing", "worker"),
@@ -42,6 +43,7 @@ PURE = (
     "pickling",
     "overlap",
     "declared",
+    "groups",
     "buffers",
     "objects",
     "reduction",

@@ -332,7 +332,7 @@ class TestThreads:
         assert threads == ["asynccoll"]
 
     def test_so_many_operations_may_be_under_way_and_one_more_takes_no_number(self, pair, monkeypatch):
-        monkeypatch.setattr("asynccoll.sync.MAX_PENDING", 5)
+        monkeypatch.setattr("asynccoll.threaded.MAX_PENDING", 5)
         zero, one = pair
         with held(zero):  # those that the loop has not begun count as well
             ahead = [zero.allgather_async(number) for number in range(5)]

@@ -5,7 +5,7 @@ Each function is pure: it may raise `TypeError` or `ValueError` for wrong argume
 
 from asynccoll.calls.exchanging import alltoall, gather, scatter
 from asynccoll.calls.messages import Message, receive, send
-from asynccoll.calls.moving import allgather, barrier, broadcast
+from asynccoll.calls.moving import allgather, barrier, broadcast, meeting
 from asynccoll.calls.one_way import reduce, reduce_scatter
 from asynccoll.calls.place import Call, Place
 from asynccoll.calls.reducing import allreduce, allreduce_in_place, allreduce_tree
@@ -27,6 +27,7 @@ __all__ = [
     "broadcast",
     "exscan",
     "gather",
+    "meeting",
     "receive",
     "reduce",
     "reduce_scatter",

@@ -82,3 +82,8 @@ def allgather(place: Place, value: Any, out: Sequence[Any] | None, algorithm: st
 def barrier(place: Place, name: str | None) -> Call:
     """No payload: the START round alone waits for every rank."""
     return Call(Fingerprint("barrier", name=name), items.nothing())
+
+
+def meeting(name: str | None) -> Call:
+    """The same as a barrier, under the name of what the ranks meet for: ``shrink``."""
+    return Call(Fingerprint("shrink", name=name), items.nothing())

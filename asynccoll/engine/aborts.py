@@ -36,8 +36,6 @@ __all__ = ["PATIENCE", "Aborts", "Disagrees", "FoldFailed", "refusal", "valid_ra
 PATIENCE: Final = 0.5
 """Seconds to wait for answers in an inquest."""
 
-
-_SAYS: Final = ", says rank "
 _SILENT: Final = "another call (it did not say which in time)"
 """Value of a rank that disagrees and has not answered."""
 
@@ -69,14 +67,12 @@ def valid_ranks(ranks: Any, size: int) -> bool:
     return isinstance(ranks, list) and all(isinstance(rank, int) and 0 <= rank < size for rank in ranks)
 
 
-def well_formed(reason: str, body: Mapping[str, Any], size: int) -> bool:
+def well_formed(reason: str, body: Mapping[str, Any]) -> bool:
     """Whether an ABORT body has what its reason needs."""
     match reason:
         case "error":
             restore(body.get("error"), safe=True)  # raises ProtocolError
             return True
-        case "lost":
-            return valid_ranks(body.get("ranks"), size) and bool(body["ranks"])
         case "mismatch" | "timeout":
             return isinstance(body.get("fields", {}), dict)
         case "answer" | "cancel" | "closed":
@@ -147,13 +143,6 @@ class Aborts:
         self.end(op, error)
 
     # -- inquests -----------------------------------------------------------------------------------------
-
-    def lose(self, op: Operation, error: PeerLost) -> None:
-        """A member is gone. Every other member hears of it, since not all links to it need to have broken."""
-        self.broadcast(
-            op, {"reason": "lost", "ranks": sorted(error.peers), "why": clipped(error.reason, 1024)}
-        )
-        self.end(op, error)
 
     def disagree(self, op: Operation) -> None:
         """A frame shows that a peer makes another call."""
@@ -255,10 +244,8 @@ class Aborts:
         """An ABORT from ``peer``."""
         rank = group.index[peer]
         reason = body.get("reason")
-        if not isinstance(reason, str) or not well_formed(reason, body, group.size):
+        if not isinstance(reason, str) or not well_formed(reason, body):
             raise ProtocolError(f"rank {peer} sent a malformed ABORT (reason {reason!r:.100})")
-        if reason == "lost":
-            group.rumoured.update(set(body["ranks"]) - {group.rank})
         if op is None:
             if group.awaits(seq):
                 if reason != "answer":
@@ -303,10 +290,10 @@ class Aborts:
         if reason == "cancel":
             return CollectiveCancelled(rank, context)
         if reason == "closed":
-            return CommunicatorClosed(rank, context, cause=str(body.get("cause", "closed")))
-        if reason == "lost":
-            why = str(body.get("why"))
-            return PeerLost(body["ranks"], why if _SAYS in why else f"{why}{_SAYS}{rank}", context)
+            cause = str(body.get("cause", "closed"))
+            if body.get("ended") is True:
+                return PeerLost([rank], cause, context)
+            return CommunicatorClosed(rank, context, cause=cause)
         return self._remote(op, rank, body)
 
     def _remote(self, op: Operation, rank: int, body: Mapping[str, Any]) -> RemoteError:

@@ -154,6 +154,9 @@ class Arrivals:
         if kind == wire.GOODBYE:
             self._departures.goodbye(peer, comm, wire.control_payload(payload))
             return
+        if kind == wire.LOST:
+            self._engine.losses.heard(peer, wire.control_payload(payload))
+            return
         if kind >= wire.KEY:
             self._key(group, peer, kind, seq, payload)
             return

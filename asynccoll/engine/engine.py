@@ -10,35 +10,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from asynccoll.engine.aborts import Aborts, refusal
 from asynccoll.engine.arrivals import Arrivals
 from asynccoll.engine.departures import Departures
 from asynccoll.engine.group import Early, Group
-from asynccoll.engine.inbound import Inbound
 from asynccoll.engine.keys import Keys
+from asynccoll.engine.losses import Kind, Losses
 from asynccoll.engine.mail import Mail
 from asynccoll.engine.operation import EAGER_STREAM, WINDOW, InStream, Operation
 from asynccoll.engine.outgoing import UNLIMITED, Outgoing
+from asynccoll.engine.peers import PeerBroken, PeerEvicted, Peers
 from asynccoll.engine.rounds import Rounds
 from asynccoll.engine.transfers import Drain, FoldBytes, Pause, SendBytes
 from asynccoll.errors import ProtocolError
 
-__all__ = ["Engine", "Event", "PeerBroken"]
+__all__ = ["Engine", "Event", "PeerBroken", "PeerEvicted"]
 
 WORLD: Final = 0
 """Id of the communicator of all ranks."""
 
 
-class PeerBroken(NamedTuple):
-    """The peer broke the protocol: the driver closes the connection to it."""
-
-    peer: int
-    error: ProtocolError
-
-
-Event: TypeAlias = Operation | PeerBroken
+Event: TypeAlias = Operation | PeerBroken | PeerEvicted
 
 
 class Engine:
@@ -57,12 +51,10 @@ class Engine:
         self._groups: dict[int, Group] = {}
         self._outgoing = Outgoing(rank, size)
         self._outboxes = self._outgoing.boxes
-        self._inbounds: dict[int, Inbound] = {}
-        """Made at the first byte of a peer."""
         self.dirty = self._outgoing.dirty
         """Peers for which there may be something new to write, in order. The driver takes them out."""
-        self._gone: set[int] = set()
-        """Peers whose connection has ended."""
+        self.peers = Peers(self, self._groups, self._outgoing)
+        self._gone, self._inbounds = self.peers.gone, self.peers.inbounds
         self.events: list[Event] = []
         """What has ended and was not told yet: see `take_events`."""
         self.next_deadline: float | None = None
@@ -72,12 +64,15 @@ class Engine:
         self._aborts = Aborts(self, self._outgoing)
         self.mail = Mail(self, self._outgoing)
         """Point to point."""
-        self._departures = Departures(self, self._groups, self._aborts)
-        self.keys = Keys(self, self._outgoing, self._aborts, self._departures)
+        self.losses = Losses(self, self._outgoing)
+        """Who is dead."""
+        self.departures = Departures(self, self._groups, self.losses, self._aborts)
+        """What ends with those who die or leave."""
+        self.keys = Keys(self, self._outgoing, self._aborts, self.departures)
         """Keyed operations that have no number yet."""
         self._rounds = Rounds(self, self._outgoing, self._aborts)
-        self._arrivals = Arrivals(
-            self, self._groups, self._outgoing, self._aborts, self._departures, self._rounds
+        self.arrivals = Arrivals(
+            self, self._groups, self._outgoing, self._aborts, self.departures, self._rounds
         )
         self.add_group(WORLD, tuple(range(size)), name)
 
@@ -88,12 +83,12 @@ class Engine:
 
         No communication: what the other members have sent for it already is played back.
         """
-        if self._arrivals.known(comm):
+        if self.arrivals.known(comm):
             raise ValueError(f"the id {comm:#x} of communicator {name!r} is in use already")
         group = Group(comm, members, members.index(self.rank), name)
         self._groups[comm] = group
-        self._departures.inherit(group, self._groups[WORLD])
-        self._arrivals.made(comm)
+        self.departures.inherit(group, self._groups[WORLD])
+        self.arrivals.made(comm)
         return group
 
     def leave_group(self, comm: int, cause: str, now: float) -> None:
@@ -101,16 +96,16 @@ class Engine:
         self.now = now
         group = self._groups[comm]
         for op in list(group.active.values()):
-            self._departures.leave(group, op, cause)
+            self.departures.leave(group, op, cause)
         for member in group.members:
             if member != self.rank and member not in group.lost and member not in self._groups[WORLD].left:
-                self._outgoing.post(member, self._departures.farewell(cause, [group]))
+                self._outgoing.post(member, self.departures.farewell(cause, [group]))
         for early in group.early.values():
             self._outgoing.release(early)
         del self._groups[comm]
         self.mail.left(group)
         self.keys.left(comm)
-        self._arrivals.left(comm)
+        self.arrivals.left(comm)
 
     def submit(self, op: Operation, now: float) -> None:
         """Give ``op`` the next number of its communicator and start it; with a key, as soon as it is granted a number."""
@@ -127,11 +122,11 @@ class Engine:
     def begin(self, group: Group, op: Operation) -> None:
         """Start ``op``, which has its number."""
         early = group.early.pop(op.seq, None)
-        error = self._departures.unfit(group, op)
+        error = self.departures.unfit(group, op)
         if error is not None:
             if early is not None:
                 self._outgoing.release(early)
-            self._departures.end(op, error)
+            self._aborts.end(op, error)
             return
         group.active[op.seq] = op
         if op.deadline is not None:
@@ -206,13 +201,13 @@ class Engine:
         part in to the end still completes on them.
         """
         self.now, self.closing = now, True
+        if self.losses.accusations or self.losses.out:
+            ended = False  # it ends because others have died, and is not to be reported beside them
         for group in self._groups.values():
-            if ended:
-                group.rumoured.add(group.rank)
             for op in list(group.active.values()):
-                self._departures.leave(group, op, cause)
+                self.departures.leave(group, op, cause, ended)
             self.keys.departed(group)
-        for goodbye in self._departures.farewells(cause, self._groups.values()):
+        for goodbye in self.departures.farewells(cause, self._groups.values(), ended):
             for peer in self._outboxes:
                 self._outgoing.post(peer, goodbye)
 
@@ -230,7 +225,7 @@ class Engine:
         """Memory for the next bytes from ``peer``: never empty; valid until the next call into the engine."""
         inbound = self._inbounds.get(peer)
         if inbound is None:
-            inbound = self._inbounds[peer] = Inbound(peer, self._arrivals)
+            inbound = self.peers.inbound(peer, self.arrivals)
         return inbound.target()
 
     def received(self, peer: int, nbytes: int, now: float) -> bool:
@@ -249,7 +244,7 @@ class Engine:
             if peer in self._inbounds:
                 self.received(peer, 0, now)
             raise
-        return True
+        return peer not in self._gone
 
     def data_to_send(self, peer: int) -> Sequence[memoryview | bytes]:
         """Parts to write to ``peer`` next, in order; empty if there is nothing. The same until `sent` is called."""
@@ -275,6 +270,7 @@ class Engine:
         """Fail what is overdue at ``now``."""
         self.now = now
         self.next_deadline = None
+        self.losses.handle_timer(now)
         for op in self.pending():
             inquest = op.inquest
             if inquest is not None:
@@ -297,17 +293,23 @@ class Engine:
                 self.advance(op)
                 return
 
-    def peer_lost(self, peer: int, reason: str, now: float) -> None:
-        """The connection to ``peer`` ended. Fails what needs it; nothing more is written to it or read from it."""
+    def peer_lost(self, peer: int, reason: str, now: float, *, silent: bool = False) -> None:
+        """The connection to ``peer`` ended. What needs it fails when the ranks have agreed who is dead. ``silent``: nothing came,
+        not even an end; the peer may be alive.
+        """
         self.now = now
-        self._outboxes[peer].clear()
-        inbound = self._inbounds.pop(peer, None)
-        if inbound is not None:
-            inbound.dead = True
-        self._gone.add(peer)
-        self.dirty.pop(peer, None)
-        self._arrivals.forget(peer)
-        self._departures.lost(peer, reason)
+        self.peers.lost(peer, reason, Kind.SILENT if silent else Kind.ENDED)
+
+    def silent(self, peer: int, reason: str, now: float) -> None:
+        """Nothing was heard from ``peer`` for the liveness timeout, and its connection is open."""
+        self.now = now
+        if peer not in self._gone and not self.left(peer):
+            self.losses.accuse(peer, Kind.SILENT, reason)
+
+    def evicted(self, by: int, now: float) -> None:
+        """``by`` has given this rank up, and says so by another way than the connection."""
+        self.now = now
+        self.losses.evicted(by)
 
     # -- programs -----------------------------------------------------------------------------------------
 
@@ -348,7 +350,7 @@ class Engine:
                 if not stream.post(into, fold, total):
                     op.waiting = stream
                     if peer in self._gone:
-                        self._departures.end(op, self._departures.starved(self._groups[op.comm], op, peer))
+                        self.departures.starve(self._groups[op.comm], op, peer)
                     return
         except StopIteration as stop:
             if self.returned(op, stop.value) and op.finished:
@@ -391,7 +393,7 @@ class Engine:
 
     def left(self, peer: int) -> bool:
         """The peer has said goodbye."""
-        return peer in self._groups[WORLD].left
+        return self.peers.left(peer)
 
     def scratch(self, peer: int, length: int) -> memoryview:
         """Memory for a payload of ``peer`` that is folded or dropped as soon as it is complete."""
@@ -399,18 +401,13 @@ class Engine:
 
     def broken(self, peer: int, error: ProtocolError) -> None:
         """The peer broke the protocol: give it up."""
-        if peer in self._gone:
-            return
-        self.events.append(PeerBroken(peer, error))
-        for group in self._groups.values():
-            group.left.pop(peer, None)  # whatever it said before, it did not leave in good order
-        self.peer_lost(peer, f"protocol error: {error}", self.now)
+        self.peers.broken(peer, error)
 
     # -- shared with `Mail` --------------------------------------------------------------------------------
 
     def unfit(self, group: Group, op: Operation) -> Exception | None:
         """Why ``op`` cannot complete, given who has died or left."""
-        return self._departures.unfit(group, op)
+        return self.departures.unfit(group, op)
 
     def end(self, op: Operation, error: BaseException) -> None:
         """End ``op`` with ``error``; re-raises what is meant for the process."""

@@ -58,10 +58,10 @@ class Farewell(NamedTuple):
     number: int
     """The first operation that it did not take part in."""
     cause: str
-    lost: tuple[int, ...]
-    """Group ranks that it knew to be dead."""
     keyed: int = KEYED
     """The first keyed operation that it had not been granted."""
+    ended: bool = False
+    """Its process ended without having closed, so it counts as lost."""
 
 
 class Group:
@@ -70,7 +70,6 @@ class Group:
     __slots__ = (
         "active",
         "comm",
-        "doom",
         "early",
         "early_bytes",
         "index",
@@ -82,7 +81,6 @@ class Group:
         "next_local",
         "next_seq",
         "rank",
-        "rumoured",
         "size",
         "tells",
         "turns",
@@ -112,8 +110,6 @@ class Group:
         """See `take_local`."""
         self.withdrawn: dict[int, Mapping[str, Any]] = {}
         """Announcement that this rank has withdrawn -> why, until rank 0 has said that nothing will come of it."""
-        self.doom: tuple[int, Mapping[str, Any]] | None = None
-        """Group rank that told of dead members, and the body: no keyed operation will be granted any more."""
         self.active: dict[int, Operation] = {}
         """Number -> operation under way."""
         self.early: dict[int, Early] = {}
@@ -121,9 +117,7 @@ class Group:
         self.early_bytes: dict[int, int] = {}
         """World rank -> payload bytes held in `early`."""
         self.lost: dict[int, str] = {}
-        """World rank -> why its connection ended."""
-        self.rumoured: set[int] = set()
-        """Group ranks that others say are dead: whoever leaves because of them passes it on."""
+        """World rank -> why its connection ended, for good; what that ends may not be decided yet."""
         self.left: dict[int, Farewell] = {}
         """World rank -> what it said in its goodbye."""
 

@@ -53,10 +53,7 @@ class Keys:
         number = self._enrol(group, op)
         error = self._departures.unfit(group, op)
         if error is not None:
-            self._departures.end(op, error)
-            return
-        if group.doom is not None:
-            self._aborts.end(op, self._aborts.error_of(op, *group.doom))
+            self._aborts.end(op, error)
             return
         group.active[op.seq] = op
         if op.limit is not None:
@@ -67,7 +64,7 @@ class Keys:
     def refuse(self, group: Group, op: Operation, error: Exception) -> None:
         """``op`` failed before it started. It takes its use of the key, and ends it on the other ranks."""
         number = self._enrol(group, op)
-        if self._departures.unfit(group, op) is None and group.doom is None:
+        if self._departures.unfit(group, op) is None:
             body = refusal(error, self._engine.safe)
             group.withdrawn[number] = body
             self._announce(group, number, op)
@@ -93,13 +90,6 @@ class Keys:
     def withdraw(self, op: Operation, body: Mapping[str, Any]) -> None:
         """``op`` ends here because of ``body`` and has no number yet."""
         group = self._engine.group(op.comm)
-        if (
-            body["reason"] == "lost"
-        ):  # no keyed operation of the group can complete any more: all members hear it once
-            if group.doom is None:
-                group.doom = group.rank, body
-                self._engine.push(group, wire.unkey_frame(group.comm, 0, body))
-            return
         number = op.seq - wire.LOCAL
         group.withdrawn[number] = body
         self._withdraw(group, number, body)
@@ -141,12 +131,7 @@ class Keys:
                 f"rank {peer} announced a key to rank {group.rank} of {group.name!r}, not to rank 0"
             )
         key = wire.parse_key(payload)
-        dead = self._departures.dead(group)
-        if dead:  # its own link to the dead may be sound
-            why = group.lost[group.members[dead[0]]]
-            body = {"reason": "lost", "ranks": dead, "why": wire.clipped(why, 1024)}
-            self._outgoing.post(peer, wire.unkey_frame(group.comm, 0, body))
-        elif not group.left and group.doom is None:
+        if not group.left and not group.lost:
             self._answer(group, self._keys_of(group).announce(group.index[peer], number, key))
 
     def granted(self, group: Group, peer: int, seq: int, payload: memoryview) -> None:
@@ -159,9 +144,7 @@ class Keys:
         """UNKEY: an announcement has ended."""
         body = wire.control_payload(payload)
         rank, reason = group.index[peer], body.get("reason")
-        if reason == "lost" and well_formed("lost", body, group.size):
-            self._lost(group, rank, body)
-        elif group.rank == 0 and _fit(reason, body, group.size) and len(payload) <= _RELAYED:
+        if group.rank == 0 and _fit(reason, body) and len(payload) <= _RELAYED:
             if not group.left and not group.lost:
                 self._answer(group, self._keys_of(group).withdraw(rank, number, _relayed(str(reason), body)))
         elif rank == 0 and (reason == "over" or _told(reason, body, group.size)):
@@ -213,8 +196,6 @@ class Keys:
         early = group.early.pop(seq, None)
         if early is not None:
             self._outgoing.release(early)
-        if body is None and group.doom is not None:
-            body = group.doom[1]
         if body is not None:  # the withdrawal and the grant have crossed
             self._engine.push(group, wire.abort_frame(group.comm, seq, dict(body)))
         elif not group.left and not group.lost and not self._engine.closing:
@@ -240,16 +221,6 @@ class Keys:
         else:
             self._aborts.end(op, self._timeout(op, body["missing"], body.get("limit")))
 
-    def _lost(self, group: Group, rank: int, body: Mapping[str, Any]) -> None:
-        """``rank`` says that members are dead."""
-        group.rumoured.update(set(body["ranks"]) - {group.rank})
-        if group.doom is None:
-            group.doom = rank, body
-        for op in list(group.active.values()):
-            if op.announced and group.active.get(op.seq) is op:
-                self._aborts.end(op, self._aborts.error_of(op, rank, body))
-        self.departed(group)
-
     def _timeout(
         self, op: Operation, missing: Iterable[int], limit: Any, note: str = ""
     ) -> CollectiveTimeout:
@@ -263,22 +234,23 @@ def _relayed(reason: str, body: Mapping[str, Any]) -> dict[str, Any]:
         case "error":
             return {"reason": reason, "error": body["error"]}
         case "closed":
-            return {"reason": reason, "cause": wire.clipped(str(body.get("cause", "closed")), 1024)}
+            cause = wire.clipped(str(body.get("cause", "closed")), 1024)
+            return {"reason": reason, "cause": cause, "ended": body.get("ended") is True}
         case "timeout":
             limit = body.get("limit")
             return {"reason": reason, "limit": limit if isinstance(limit, float | int) else 0.0}
     return {"reason": reason}
 
 
-def _fit(reason: Any, body: Mapping[str, Any], size: int) -> bool:
+def _fit(reason: Any, body: Mapping[str, Any]) -> bool:
     """Whether a rank may withdraw for this reason, and the body has what it needs."""
-    return isinstance(reason, str) and reason in _REASONS and well_formed(reason, body, size)
+    return isinstance(reason, str) and reason in _REASONS and well_formed(reason, body)
 
 
 def _told(reason: Any, body: Mapping[str, Any], size: int) -> bool:
     """The same for an end that rank 0 tells."""
     return (
-        _fit(reason, body, size)
+        _fit(reason, body)
         and valid_ranks([body.get("origin")], size)
         and (reason != "timeout" or valid_ranks(body.get("missing"), size))
     )

@@ -34,6 +34,7 @@ __all__ = [
     "KEYED",
     "LAST",
     "LOCAL",
+    "LOST",
     "MAX_BLOCK",
     "MAX_CONTROL",
     "MAX_DATA",
@@ -55,6 +56,7 @@ __all__ = [
     "grant_frame",
     "key_frame",
     "longest_record",
+    "lost_frame",
     "message_frame",
     "parse_key",
     "parse_message",
@@ -92,7 +94,9 @@ GRANT: Final = 11
 """From rank 0: all ranks have called the operation that this rank announced, and its number is ``seq``."""
 UNKEY: Final = 12
 """An announcement has ended: to rank 0 by the rank that made it, from rank 0 to the ranks that wait."""
-LAST: Final = UNKEY
+LOST: Final = 13
+"""To every rank of the mesh: whom the sender takes for dead, and what it has heard of that (`asynccoll.engine.losses`)."""
+LAST: Final = LOST
 """The largest kind."""
 
 KEYED: Final = 1 << 62
@@ -262,6 +266,11 @@ def abort_frame(comm: int, seq: int, body: dict[str, Any]) -> bytes:
 def goodbye_frame(comm: int, body: dict[str, Any]) -> bytes:
     """GOODBYE with a msgpack body, from one communicator or (0) from the mesh."""
     return _packed(GOODBYE, comm, 0, body)
+
+
+def lost_frame(body: dict[str, Any]) -> bytes:
+    """LOST with a msgpack body of at most `MAX_CONTROL` bytes."""
+    return _packed(LOST, 0, 0, body)
 
 
 def clipped(text: str, limit: int) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import os
 import socket
 import weakref
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from asynccoll.engine.engine import Engine
+from asynccoll.net.pulse import Watch
 from asynccoll.net.sockets import Layered
 from asynccoll.pump import Pump
 
@@ -25,14 +27,22 @@ SLICE: Final = 1 << 20
 """Bytes read from or written to one peer before the loop gets its turn: holds the loop for about a millisecond."""
 LINGER: Final = 1.0
 """Seconds that `NetDriver.close` waits for peers to take the last bytes and to close their side."""
+_UNREACHABLE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+"""Errors that say only that nothing came back: the peer may be alive behind a broken network."""
 
 
 class NetDriver(Pump):
     """Drives one engine over connected sockets. Takes the sockets over and closes them."""
 
     def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop, sockets: Mapping[int, socket.socket]
+        self,
+        engine: Engine,
+        loop: asyncio.AbstractEventLoop,
+        sockets: Mapping[int, socket.socket],
+        pulses: Mapping[int, socket.socket] | None = None,
+        liveness_timeout: float | None = None,
     ) -> None:
+        """``pulses``: a second socket for each peer, for heartbeats; ``liveness_timeout`` in seconds goes with them."""
         super().__init__(engine, loop)
         self._sockets = dict(sockets)
         """Peer -> socket, while it is open."""
@@ -48,8 +58,18 @@ class NetDriver(Pump):
         """The loop tells of an error only once, maybe together with the last data: libuv stops watching a descriptor on which
         there is one. So everything has to be read at that call."""
         self._pid = os.getpid()
+        self._watch: Watch | None = None
+        """The heartbeats, where there are any."""
+        if pulses and liveness_timeout is not None:
+            owner = weakref.ref(self)
+            self._watch = Watch(
+                pulses,
+                liveness_timeout,
+                lambda peer, seconds: _hand_over(owner, NetDriver._silent, peer, seconds),
+                lambda by: _hand_over(owner, NetDriver._evicted, by),
+            )
         # Ends the links of a driver that was dropped with its loop; `_end_all` is for the end of the process.
-        weakref.finalize(self, _end, engine, self._sockets, self._pid).atexit = False
+        weakref.finalize(self, _end, engine, self._sockets, self._watch, self._pid).atexit = False
         _open.add(self)
         for peer, sock in self._sockets.items():
             loop.add_reader(sock.fileno(), self._readable, peer, sock)
@@ -85,7 +105,8 @@ class NetDriver(Pump):
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            self._ended(peer, f"connection broken: {error.strerror or error}")
+            reason = f"connection broken: {error.strerror or error}"
+            self._ended(peer, reason, silent=error.errno in _UNREACHABLE)
         finally:
             self.busy = False
             if isinstance(sock, Layered) and sock.holds_input:
@@ -158,12 +179,33 @@ class NetDriver(Pump):
                 self._changed.set()
         self.flush()
 
-    def _ended(self, peer: int, reason: str) -> None:
+    def _ended(self, peer: int, reason: str, silent: bool = False) -> None:
         """The peer's bytes are at an end: nothing more can come from it."""
         self.drop(peer)
+        if self._watch is not None and self._watch.has_evicted(
+            peer
+        ):  # what was to say so did not fit the link any more
+            self.engine.evicted(peer, self.loop.time())
         if self.engine.left(peer):
             reason = "left"
-        self.engine.peer_lost(peer, reason, self.loop.time())
+        self.engine.peer_lost(peer, reason, self.loop.time(), silent=silent)
+
+    def _silent(self, peer: int, seconds: float) -> None:
+        """Nothing was heard from the peer for so long."""
+        reason = f"unresponsive: nothing heard for {seconds:.1f} s; stopped, cut off, or holding the GIL"
+        self.engine.silent(peer, reason, self.loop.time())
+        self.flush()
+
+    def _evicted(self, by: int) -> None:
+        """A peer has said that this rank is out."""
+        self.engine.evicted(by, self.loop.time())
+        self.flush()
+
+    def evict(self, peer: int) -> None:
+        """See `Pump.evict`. The word goes the way of the heartbeats, which is never full."""
+        if self._watch is not None and self.engine.rank not in self.engine.losses.out:
+            self._watch.evict(peer)
+        self.drop(peer)
 
     def drop(self, peer: int) -> None:
         """See `Pump.drop`."""
@@ -181,7 +223,7 @@ class NetDriver(Pump):
     def abandon(self) -> None:
         """See `Pump.abandon`."""
         self.closed = True
-        _end(self.engine, self._sockets, self._pid)
+        _end(self.engine, self._sockets, self._watch, self._pid)
 
     async def close(self, cause: str) -> None:
         """See `Pump.close`. Reads to the end before closing, since unread bytes would turn our goodbye into a reset."""
@@ -199,6 +241,8 @@ class NetDriver(Pump):
             self.stop_timer()
             for peer in list(self._sockets):
                 self.drop(peer)
+            if self._watch is not None:
+                self._watch.end()
 
     async def _drain(self) -> None:
         assert self._changed is not None
@@ -220,8 +264,23 @@ _open: weakref.WeakSet[NetDriver] = weakref.WeakSet()
 """Drivers of this process."""
 
 
-def _end(engine: Engine, sockets: dict[int, socket.socket], pid: int) -> None:
+def _hand_over(owner: weakref.ref[NetDriver], method: Callable[..., None], *args: Any) -> None:
+    """Call a driver's method in its loop, from the thread of the heartbeats. It may be gone, or its loop closed."""
+    driver = owner()
+    if driver is not None and not driver.closed:
+        with contextlib.suppress(RuntimeError):
+            driver.loop.call_soon_threadsafe(_if_open, driver, method, *args)
+
+
+def _if_open(driver: NetDriver, method: Callable[..., None], *args: Any) -> None:
+    if not driver.closed:
+        method(driver, *args)
+
+
+def _end(engine: Engine, sockets: dict[int, socket.socket], watch: Watch | None, pid: int) -> None:
     """Say that this process ends, as far as the sockets take it, and close them. A fork only closes its copies."""
+    if watch is not None:
+        watch.end()
     if sockets and os.getpid() == pid:
         engine.close("the process ended without close()", engine.now, ended=True)
     for peer, sock in list(sockets.items()):

@@ -25,6 +25,7 @@ async def local_world(
     timeout: float | None = 60.0,
     safe: bool = False,
     ssl: Contexts | None = None,
+    liveness_timeout: float | None = None,
     seed: int = 0,
     conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
 ) -> AsyncIterator[list[Communicator]]:
@@ -36,6 +37,7 @@ async def local_world(
         timeout: default time limit of an operation, in seconds.
         safe: as for `asynccoll.init`: nothing is pickled.
         ssl: as for `asynccoll.init`: the connections use TLS. Not with ``"memory"``.
+        liveness_timeout: as for `asynccoll.init`, over TCP; None: no heartbeats, since all ranks stop together here.
         seed, conditions: delays and splitting of the in-memory links.
     """
     if n < 1:
@@ -51,7 +53,7 @@ async def local_world(
                 Communicator(driver, options=Options(timeout, safe=safe)) for driver in network.drivers
             ]
         elif transport == "tcp":
-            communicators += await _over_tcp(n, timeout, safe, ssl)
+            communicators += await _over_tcp(n, timeout, safe, ssl, liveness_timeout)
         else:
             raise ValueError(f"transport={transport!r} does not exist; use 'tcp' or 'memory'")
         yield communicators
@@ -59,7 +61,9 @@ async def local_world(
         await asyncio.gather(*(communicator.close() for communicator in communicators))
 
 
-async def _over_tcp(n: int, timeout: float | None, safe: bool, ssl: Contexts | None) -> list[Communicator]:
+async def _over_tcp(
+    n: int, timeout: float | None, safe: bool, ssl: Contexts | None, liveness_timeout: float | None
+) -> list[Communicator]:
     tls = layer(ssl)
     if n == 1:
         return [await connect(rank=0, world_size=1, timeout=timeout, safe=safe)]
@@ -84,7 +88,15 @@ async def _over_tcp(n: int, timeout: float | None, safe: bool, ssl: Contexts | N
         return list(
             await asyncio.gather(
                 *(
-                    open_mesh(place, secret, timeout=timeout, init_timeout=60, safe=safe, tls=tls)
+                    open_mesh(
+                        place,
+                        secret,
+                        timeout=timeout,
+                        init_timeout=60,
+                        liveness_timeout=liveness_timeout,
+                        safe=safe,
+                        tls=tls,
+                    )
                     for place in places
                 )
             )

@@ -745,7 +745,7 @@ EXPECTED = {
     ),
     PeerLost: (
         "rank 0: allreduce_tree #0 on 'world' after T s: lost rank 2 (connection closed without goodbye). "
-        "Look at that process's own output for the cause; close this communicator and start again without it."
+        "Look at that process's own output for the cause; go on without it by shrink(), or close this communicator and start again."
     ),
 }
 

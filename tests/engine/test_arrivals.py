@@ -96,8 +96,18 @@ class TestNotMadeYet:
         wires = Wires(3, [0])
         wires.feed(0, 1, moved(start_record()))
         wires.lose(0, 1)
+        wires.agree()
         make(wires, 0)
         op = wires.submit(0, operation(recv(1, bytearray(1))), comm=PAIR)
+        assert isinstance(op.error, PeerLost)
+
+    def test_a_loss_that_is_not_agreed_yet_ends_it_then(self):
+        wires = Wires(3, [0])
+        wires.lose(0, 1)
+        make(wires, 0)
+        op = wires.submit(0, operation(recv(1, bytearray(1))), comm=PAIR)
+        assert op.error is None
+        wires.agree()
         assert isinstance(op.error, PeerLost)
 
     def test_so_is_one_that_has_left(self):

@@ -1,7 +1,7 @@
 """Ranks that leave or die: what ends, with which name, and what goes on without them."""
 
 import pytest
-from wires import Wires, abort, alone, data, frame, frames, kinds, operation, recv, send, start_record
+from wires import Wires, alone, data, frame, frames, kinds, operation, recv, send, start_record
 
 from asynccoll.engine import wire
 from asynccoll.errors import CommunicatorClosed, PeerLost
@@ -23,7 +23,7 @@ class TestGoodbye:
                 "cause": "gone fishing",
                 "next": {0: 2},
                 "keyed": {0: wire.KEYED},
-                "lost": {0: []},
+                "ended": False,
             }
 
     def test_close_ends_what_is_pending_here_and_on_the_peers(self):
@@ -105,7 +105,7 @@ class TestGoodbye:
     def test_a_process_that_ended_without_close_is_named_with_its_own_words(self):
         wires = alone()
         op = wires.start(0, recv(1, bytearray(1)))
-        body = {"cause": "the process ended without close()", "next": {0: 0}, "lost": {0: [1]}}
+        body = {"cause": "the process ended without close()", "next": {0: 0}, "ended": True}
         wires.feed(0, 1, wire.goodbye_frame(0, body))
         assert isinstance(op.error, PeerLost)
         assert op.error.reason == "the process ended without close()"
@@ -152,44 +152,63 @@ class TestGoodbye:
 
 
 class TestBlame:
-    """Who leaves because others died passes the blame on: the one that ends second is never the culprit."""
+    """Who leaves because others died is not to blame: the one that ends second is never the culprit."""
 
-    def bye(self, number, *lost):
-        return wire.goodbye_frame(0, {"cause": "failed", "next": {0: number}, "lost": {0: list(lost)}})
+    def bye(self, number, **more):
+        return wire.goodbye_frame(0, {"cause": "failed", "next": {0: number}, **more})
+
+    def lost(self, accuser, *dead):
+        return wire.lost_frame({"entries": [[accuser, rank, 0, "reset", False] for rank in dead]})
 
     def test_a_rank_that_leaves_because_of_the_dead_is_not_blamed_itself(self):
         wires = Wires(4, [0])
         pending = [wires.start(0) for _ in range(2)]
-        wires.feed(0, 1, self.bye(1, 2, 3))
-        assert pending[0].error is None
-        for op in (pending[1], wires.start(0)):
+        wires.feed(0, 1, self.lost(1, 2, 3) + self.bye(1))
+        later = wires.start(0)
+        assert [op.error for op in (*pending, later)] == [None] * 3
+        wires.agree()
+        for op in (*pending, later):
             assert isinstance(op.error, PeerLost)
             assert op.error.peers == {2, 3}
             assert "says rank 1" in op.error.reason
 
-    def test_a_rank_that_takes_this_one_for_dead_has_just_left(self):
-        wires = Wires(3, [0])
-        wires.feed(0, 1, self.bye(0, 0))
-        assert isinstance(wires.start(0).error, CommunicatorClosed)
+    def test_in_a_group_without_the_dead_it_has_just_left(self):
+        wires = Wires(4, [0])
+        wires.engines[0].add_group(7, (0, 1), "pair")
+        op = wires.submit(0, operation(recv(1, bytearray(1))), comm=7)
+        wires.feed(0, 1, self.lost(1, 2) + self.bye(0))
+        assert isinstance(op.error, CommunicatorClosed)
 
-    @pytest.mark.parametrize("lost", [[], {0: 1}, {0: ["1"]}, {0: [3]}, {0: [-1]}], ids=repr)
-    def test_malformed_blame_breaks_the_peer(self, lost):
+    @pytest.mark.parametrize("ended", [1, None, "yes", [0]], ids=repr)
+    def test_a_malformed_one_breaks_the_peer(self, ended):
         wires = Wires(3, [0])
-        wires.feed(0, 1, wire.goodbye_frame(0, {"cause": "x", "next": {}, "lost": lost}))
+        wires.feed(0, 1, self.bye(0, ended=ended))
         assert list(wires.broken[0]) == [1]
 
-    def test_what_was_heard_of_the_dead_is_passed_on_by_those_that_saw_nothing(self):
+    def test_what_was_heard_of_the_dead_ends_what_is_pending_at_a_close(self):
         wires = Wires(3, [0])
         ops = [wires.start(0) for _ in range(2)]
         wires.take(0, 1)
-        wires.feed(0, 1, abort(0, reason="lost", ranks=[2], why="reset"))
-        assert isinstance(ops[0].error, PeerLost)
+        wires.feed(0, 1, self.lost(1, 2))
         wires.close(0)
-        assert isinstance(ops[1].error, PeerLost)
-        assert ops[1].error.peers == {2}
-        last, goodbye = (wire.control_payload(memoryview(f.payload)) for f in wires.take(0, 1))
-        assert (last["reason"], last["ranks"]) == ("lost", [2])
-        assert goodbye["lost"] == {0: [2]}
+        for op in ops:
+            assert isinstance(op.error, PeerLost)
+            assert op.error.peers == {2}
+        told, goodbye = (wire.control_payload(memoryview(f.payload)) for f in wires.take(0, 1))
+        assert told["entries"] == [[1, 2, 0, "reset", False]]
+        assert goodbye["ended"] is False
+
+    def test_a_process_that_ends_because_of_the_dead_is_not_reported_beside_them(self):
+        wires = Wires(3)
+        wires.lose(1, 2)
+        wires.engines[1].close("the process ended", 0.0, ended=True)
+        wires.collect(1)
+        op = wires.start(0)
+        wires.settle()
+        wires.lose(0, 1, "left")
+        wires.agree()
+        assert isinstance(op.error, PeerLost)
+        assert op.error.peers == {2}
 
     def test_a_process_that_ends_without_a_close_is_lost(self):
         wires = Wires(3)
@@ -223,6 +242,7 @@ class TestPeerLost:
         for _ in range(2):
             wires.start(0, recv(1, bytearray(1)))
         wires.lose(0, 2, "connection reset")
+        wires.agree()
         for error in wires.results(0):
             assert isinstance(error, PeerLost)
             assert (error.peers, error.reason) == ({2}, "connection reset")
@@ -230,6 +250,7 @@ class TestPeerLost:
     def test_every_later_one_fails_at_the_call(self):
         wires = Wires(3, [0])
         wires.lose(0, 2)
+        wires.agree()
         op = wires.start(0)
         assert wires.ended[0] == [op]
         assert op.error.peer == 2
@@ -237,7 +258,10 @@ class TestPeerLost:
     def test_a_second_loss_adds_its_name(self):
         wires = Wires(4, [0])
         wires.lose(0, 3)
+        wires.agree()
+        assert wires.start(0).error.peers == {3}
         wires.lose(0, 1)
+        wires.agree()
         assert wires.start(0).error.peers == {1, 3}
 
     def test_nothing_more_is_written_to_it_and_its_memory_is_free(self):
@@ -257,6 +281,7 @@ class TestPeerLost:
         wires.engines[0].add_group(7, (0, 1), "pair")
         op = wires.submit(0, operation(), comm=7)
         wires.lose(0, 2)
+        wires.agree()
         assert not wires.ended[0]
         other = wires.submit(0, operation(), comm=7)
         assert not other.error
@@ -267,6 +292,7 @@ class TestPeerLost:
         wires.engines[0].add_group(7, (3, 0), "pair")
         op = wires.submit(0, operation(), comm=7)
         wires.lose(0, 3)
+        wires.agree()
         assert (op.error.peer, op.error.rank, op.error.group) == (0, 1, "pair")
 
     def test_a_peer_that_breaks_the_protocol_is_lost_for_that_reason(self):
@@ -284,41 +310,30 @@ class TestPeerLost:
         assert list(wires.broken[0]) == [1]
         assert isinstance(op.error, PeerLost)
 
-    def test_a_link_that_breaks_between_two_others_ends_the_operation_here_too(self):
-        # They report one another lost and leave in good order; what they owe will never come.
-        wires = Wires(3)
-        ops = [wires.start(rank, recv((rank + 1) % 3, bytearray(1))) for rank in range(3)]
+    def test_a_link_that_breaks_between_two_others_costs_one_of_them_its_place(self):
+        wires = Wires(4)
+        ops = [wires.start(rank, recv((rank + 1) % 4, bytearray(1))) for rank in range(4)]
         wires.settle()
         wires.lose(1, 2)
         wires.lose(2, 1)
-        for rank in (1, 2):
-            assert isinstance(ops[rank].error, PeerLost)
-            wires.close(rank, "failed")
         wires.settle()
-        for rank in (1, 2):
-            wires.lose(0, rank, "left")
-        assert isinstance(ops[0].error, PeerLost | CommunicatorClosed)
+        assert not any(op.error for op in ops)
+        wires.agree()
+        for op in ops:
+            assert isinstance(op.error, PeerLost)
+            assert op.error.peers == {2}
+        assert "evicted" in ops[2].error.reason
 
-    @pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
-    def test_every_other_member_is_told_since_its_own_link_may_be_whole(self, called):
+    def test_every_other_member_is_told_since_its_own_link_may_be_whole(self):
         wires = Wires(3)
-        for rank in (1, 0) if called else (1,):
-            wires.start(rank, recv(2, bytearray(1)))
+        wires.start(1, recv(2, bytearray(1)))
         wires.settle()
         wires.log.clear()
         wires.lose(1, 2, "reset")
         wires.settle()
-        assert [(a, b, kinds(frames(data))) for a, b, data in wires.log] == [(1, 0, [wire.ABORT])]
-        if not called:
-            wires.start(0, recv(2, bytearray(1)))
+        assert {a for a, _, data in wires.log if wire.LOST in kinds(frames(data))} >= {0, 1}
+        wires.agree()
+        wires.start(0, recv(2, bytearray(1)))
         (error,) = wires.results(0)
         assert isinstance(error, PeerLost)
         assert (error.peers, error.reason) == ({2}, "reset, says rank 1")
-
-    def test_who_is_told_does_not_give_the_rank_up_for_what_comes_later(self):
-        # Its own link to it may be whole, and another group may not need the broken one.
-        wires = Wires(3, [0])
-        wires.start(0)
-        wires.feed(0, 1, abort(0, reason="lost", ranks=[2], why="reset"))
-        assert isinstance(wires.results(0)[0], PeerLost)
-        assert wires.start(0).error is None

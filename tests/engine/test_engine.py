@@ -80,6 +80,7 @@ class TestEarly:
         wires.feed(0, 1, frame(wire.START, 0, bytes(5)))
         op = wires.start(0)
         assert list(wires.broken[0]) == [1]
+        wires.agree()
         assert op.error.peers == {1}
 
     def test_records_for_an_operation_that_has_not_been_called_are_bounded(self):
@@ -190,6 +191,7 @@ class TestLanding:
             wires.cancel(0, op)
         elif how == "lost":  # another rank
             wires.lose(0, 2)
+            wires.agree()
         elif how == "deadline":
             wires.tick(1.0)
         else:  # another rank ended it
@@ -385,7 +387,7 @@ class TestDefects:
     def test_an_error_that_nothing_expects_gives_the_peer_up_and_is_raised(self, monkeypatch):
         wires = alone()
         op = wires.start(0)
-        monkeypatch.setattr(wires.engines[0]._arrivals, "_group", lambda *args: 1 / 0)
+        monkeypatch.setattr(wires.engines[0].arrivals, "_group", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             wires.feed(0, 1, start_record())
         wires.collect(0)

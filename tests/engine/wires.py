@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from asynccoll.engine import wire
-from asynccoll.engine.engine import Engine, PeerBroken
+from asynccoll.engine.engine import Engine, PeerBroken, PeerEvicted
 from asynccoll.engine.fingerprint import Fingerprint, digests
+from asynccoll.engine.losses import PATIENCE
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.transfers import RecvBytes, SendBytes
 from asynccoll.engine.wire import HEADER, HEADER_SIZE
@@ -75,6 +76,8 @@ class Wires:
         """Rank -> operations in the order in which they ended."""
         self.broken = {rank: {} for rank in self.engines}
         """Rank -> peer -> the `ProtocolError` for which the peer was given up."""
+        self.evicted = {rank: [] for rank in self.engines}
+        """Rank -> peers whose open connection it gave up."""
         self.log = []
         """(source, destination, bytes) of each write that took something."""
 
@@ -118,6 +121,11 @@ class Wires:
                 engine.handle_timer(now)
                 self.collect(rank)
 
+    def agree(self):
+        """Let the time pass that ranks wait for others' word on a loss."""
+        self.tick(self.now + PATIENCE)
+        self.settle()
+
     # -- bytes --------------------------------------------------------------------------------------------
 
     def collect(self, rank):
@@ -127,6 +135,8 @@ class Wires:
         for event in engine.take_events():
             if isinstance(event, PeerBroken):
                 self.broken[rank][event.peer] = event.error
+            elif isinstance(event, PeerEvicted):
+                self.evicted[rank].append(event.peer)
             else:
                 self.ended[rank].append(event)
 
@@ -152,7 +162,7 @@ class Wires:
         """Let ``rank`` read ``data`` from ``peer``, at most ``piece`` bytes at a time, unless it gives the peer up."""
         engine = self.engines[rank]
         left = memoryview(data)
-        while left and peer not in self.broken[rank]:
+        while left and peer not in self.broken[rank] and peer not in self.evicted[rank]:
             memory = engine.receive_into(peer)
             count = min(len(memory), len(left), piece or len(left))
             assert count, "the engine offered no memory"
