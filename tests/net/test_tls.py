@@ -22,6 +22,7 @@ from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import accepting
 from asynccoll.net.contexts import layer
 from asynccoll.net.handshake import MAGIC
+from asynccoll.net.pulse import Watch
 from asynccoll.net.sockets import PeerClosed, receive_exactly, send_all
 from asynccoll.net.tls import HANDSHAKE_BYTES, RECORD, SEAL, TlsSocket
 
@@ -489,6 +490,24 @@ class TestTheMesh:
         links[0].sockets[1].send(b"two")
         assert await receive_exactly(links[1].sockets[0], 5) == b"netwo"
         close(links)
+
+    async def test_heartbeats_go_over_tls_from_their_own_thread(self, tls):
+        silent = []
+        async with pair(tls) as (dialed, called), asyncio.timeout(20):
+            watches = [
+                Watch({1: end}, 0.6, lambda *told: silent.append(told), silent.append)
+                for end in (dialed, called)
+            ]
+            for watch in watches:
+                heard = {watch.heard[1]}
+                while len(heard) < 10:  # more than a liveness timeout's
+                    await asyncio.sleep(0.01)
+                    heard.add(watch.heard[1])
+            watches[0].end()
+            while watches[1].heard:  # until the goodbye has come
+                await asyncio.sleep(0.01)
+            watches[1].end()
+        assert not silent
 
     async def test_a_wrong_secret_is_still_refused_inside(self, tls):
         port = free_port()

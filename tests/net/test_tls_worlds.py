@@ -19,6 +19,20 @@ def world(size, **options):
     return local_world(size, ssl=certificates.contexts(), **options)
 
 
+def die(comm, *, reset=False):
+    """Drop every connection of ``comm`` as the death of its process would: no goodbye."""
+    driver = comm._pump
+    driver.closed = True
+    driver.stop_timer()
+    if driver._watch is not None:
+        driver._watch.heard.clear()
+        driver._watch.end()
+    for peer, sock in list(driver._sockets.items()):
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        driver.drop(peer)
+
+
 async def on_all(comms, function):
     return await asyncio.gather(*(function(comm) for comm in comms))
 
@@ -67,9 +81,10 @@ async def test_every_verb(size):
 
 
 async def test_every_link_is_tls_and_sends_small_frames_at_once():
-    async with world(3) as comms:
+    async with world(3, liveness_timeout=30.0) as comms:
         links = [sock for comm in comms for sock in comm._pump._sockets.values()]
-        assert len(links) == 6
+        links += [sock for comm in comms for sock in comm._pump._watch.sockets.values()]
+        assert len(links) == 12
         for sock in links:
             assert isinstance(sock, TlsSocket)
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
@@ -129,16 +144,20 @@ async def test_a_link_that_breaks_is_a_lost_rank(reset):
     async with nothing_left(), world(3) as comms:
         works = [comm.allreduce(np.ones(1 << 20)) for comm in comms[:2]]
         await asyncio.sleep(0)
-        driver = comms[2]._pump  # dies as its process would: no goodbye
-        driver.closed = True
-        driver.stop_timer()
-        for peer, sock in list(driver._sockets.items()):
-            if reset:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            driver.drop(peer)
+        die(comms[2], reset=reset)
         for outcome in await asyncio.gather(*works, return_exceptions=True):
             assert type(outcome) is PeerLost
             assert outcome.peers == {2}
+
+
+async def test_the_survivors_of_a_loss_go_on_over_tls():
+    async with world(3, liveness_timeout=30.0) as comms:
+        works = [comm.allreduce(np.ones(1 << 20)) for comm in comms[:2]]
+        die(comms[2])
+        for outcome in await asyncio.gather(*works, return_exceptions=True):
+            assert type(outcome) is PeerLost
+        pair = await asyncio.gather(*(comm.shrink() for comm in comms[:2]))
+        assert await on_all(pair, lambda comm: comm.allreduce(np.ones(3).sum())) == [6.0, 6.0]
 
 
 async def test_frames_that_cross_a_close_do_not_spoil_it():
