@@ -18,6 +18,7 @@ from asynccoll.errors import (
     RemoteError,
     RendezvousError,
 )
+from asynccoll.net.contexts import tls
 from asynccoll.reduction import ReduceOp
 from asynccoll.streams import Stream
 from asynccoll.work import Work
@@ -113,6 +114,7 @@ __all__ = [
     "shrink",
     "shutdown",
     "split",
+    "tls",
     "use",
     "world_size",
 ]

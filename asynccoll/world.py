@@ -20,9 +20,9 @@ from asynccoll.errors import AlreadyInitialized, NotInitialized
 from asynccoll.loops import new_loop, require_watching
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
+    from asynccoll.net.contexts import Contexts
     from asynccoll.net.launchers import Placement
+    from asynccoll.net.tls import Tls
 
 __all__ = [
     "all_gather",
@@ -129,7 +129,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     secret: str | bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -158,12 +158,15 @@ def init(
         safe: pickle and unpickle nothing, exceptions of other ranks neither. Arrays travel as ever; other values must be None,
             bool, int of 64 bits, float, str, bytes, or lists and dicts of these (tuples arrive as lists). On all ranks, or on
             none.
-        ssl, transport, streams, compression, progress: fixed in this version (None, ``"auto"`` or ``"tcp"``, 1, None,
+        ssl: TLS for every connection, from its first byte: ``asynccoll.tls(...)``, or a pair (server context, client context). On
+            all ranks, or on none. The secret is still proved, inside.
+        transport, streams, compression, progress: fixed in this version (``"auto"`` or ``"tcp"``, 1, None,
             ``"inline"``); any other value is a ValueError.
 
     Raises:
         ValueError: an argument or environment variable is garbled, missing or contradictory; the message names it.
-        RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ.
+        RendezvousError: the mesh did not form in time, or ranks disagree; AuthenticationError: the secrets differ, or a certificate
+            is not accepted.
         AlreadyInitialized: a default communicator is open.
     """
     return Opening(dict(locals()), default=True)
@@ -175,7 +178,7 @@ def connect(
     rank: int | None = None,
     world_size: int | None = None,
     secret: str | bytes | None = None,
-    ssl: SSLContext | None = None,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -203,7 +206,7 @@ async def _connect(
     rank: int | None,
     world_size: int | None,
     secret: str | bytes | None,
-    ssl: SSLContext | None,
+    ssl: Contexts | None,
     insecure: bool,
     safe: bool,
     timeout: float | timedelta | None,
@@ -217,7 +220,6 @@ async def _connect(
     from asynccoll.net.launchers import detect
 
     _supported(
-        ssl=(ssl, (None,)),
         transport=(transport, ("auto", "tcp")),
         streams=(streams, (1,)),
         compression=(compression, (None,)),
@@ -226,6 +228,7 @@ async def _connect(
     placement = detect(address, rank, world_size, secret)
     return await connect_at(
         placement,
+        ssl=ssl,
         insecure=insecure,
         safe=safe,
         timeout=timeout,
@@ -237,6 +240,7 @@ async def _connect(
 async def connect_at(
     placement: Placement,
     *,
+    ssl: Contexts | None = None,
     insecure: bool = False,
     safe: bool = False,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT,
@@ -245,6 +249,7 @@ async def connect_at(
 ) -> Communicator:
     """`connect` for a process whose place is known already; the arguments are those of `init`."""
     from asynccoll.algorithms import registry
+    from asynccoll.net.contexts import layer
     from asynccoll.net.driver import NetDriver
 
     limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
@@ -258,6 +263,7 @@ async def connect_at(
     if not isinstance(safe, bool):
         raise ValueError(f"safe={safe!r} is neither True nor False")
     loop = asyncio.get_running_loop()
+    secured = layer(ssl, insecure=insecure)
     if placement.size == 1:
         return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm, safe=safe))
 
@@ -273,6 +279,7 @@ async def connect_at(
         liveness_timeout=liveness,
         algorithm=algorithm,
         safe=safe,
+        tls=secured,
     )
 
 
@@ -285,6 +292,7 @@ async def open_mesh(
     liveness_timeout: float | None = None,
     algorithm: str = "auto",
     safe: bool = False,
+    tls: Tls | None = None,
 ) -> Communicator:
     """Form the mesh for a rank whose place is known, in the running loop. Without ``liveness_timeout`` there are no heartbeats."""
     from asynccoll.algorithms import registry
@@ -302,6 +310,7 @@ async def open_mesh(
             "liveness_timeout": liveness_timeout,
         },
         pulse=liveness_timeout is not None,
+        tls=tls,
     )
     loop = asyncio.get_running_loop()
     hosts = [links.hosts[member] for member in range(links.size)]

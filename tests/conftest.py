@@ -18,7 +18,11 @@ def pytest_addoption(parser):
     group.addoption(
         "--world-size", type=int, metavar="W", help="open every world of the conformance suite with W ranks"
     )
-    group.addoption("--worlds", metavar="NAMES", help="of sim, asyncio and uvloop those named, with commas")
+    group.addoption(
+        "--worlds",
+        metavar="NAMES",
+        help="those named, with commas: of sim, asyncio and uvloop, and of tls-asyncio and tls-uvloop, which run only if named",
+    )
 
 
 @pytest.hookimpl

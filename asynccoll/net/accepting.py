@@ -8,18 +8,32 @@ the newest instead would let silent strangers shut the ranks out.)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from asynccoll.errors import ProtocolError, RendezvousError
+from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import handshake
 from asynccoll.net.handshake import Answer, Hello
 from asynccoll.net.scope import TaskScope
-from asynccoll.net.sockets import Endpoint, peer_name, prepare, reason, receive_exactly
+from asynccoll.net.sockets import (
+    Endpoint,
+    Layered,
+    channel_of,
+    peer_name,
+    prepare,
+    reason,
+    receive_exactly,
+    send_all,
+)
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["HANDSHAKE_TIMEOUT", "Acceptor", "Strangers", "backlog", "listen", "shake"]
 
@@ -40,6 +54,12 @@ spin.
 
 _LOG_INTERVAL = 10.0
 """Seconds between two log lines about strangers."""
+
+_HELLO_READ = 1 << 14
+"""Bytes of a TLS hello that are read to be forgotten: it has hundreds, and a record no more than this."""
+
+_OF_RANKS = (handshake.Refused, handshake.VersionMismatch, handshake.TlsMismatch, AuthenticationError)
+"""What only a rank that is set up wrongly runs into, as a rule: told in preference to the noise of strangers."""
 
 _log = logging.getLogger("asynccoll")
 
@@ -75,23 +95,26 @@ def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
 
 
 async def shake(sock: socket.socket, machine: handshake.Machine) -> tuple[Hello, Answer]:
-    """Run one side of a handshake over ``sock``, which stays the caller's.
+    """Run one side of a handshake over ``sock``, which stays the caller's: first that of TLS, if there is one.
 
     TimeoutError after `HANDSHAKE_TIMEOUT`; otherwise what ``machine`` raises, or OSError from the socket.
     """
-    loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+        if isinstance(sock, Layered):
+            await sock.handshake()
         step = next(machine)
         while True:
             if isinstance(step, int):
                 data = await receive_exactly(sock, step)
             else:
-                await loop.sock_sendall(sock, step)
+                await send_all(sock, step)
                 data = b""
             try:
                 step = machine.send(data)
             except StopIteration as end:
                 result: tuple[Hello, Answer] = end.value
+                if isinstance(sock, Layered):
+                    sock.proved()
                 return result
 
 
@@ -159,9 +182,12 @@ class Acceptor:
         strangers: Strangers,
         *,
         on_error: Callable[[BaseException], None],
+        tls: Tls | None = None,
     ) -> None:
         self._listener = listener
         self._secret = secret
+        # With what every connection begins, or None.
+        self._tls = tls
         self._judge = judge
         self._arrived = arrived
         self._strangers = strangers
@@ -219,6 +245,8 @@ class Acceptor:
     def _greet(self, sock: socket.socket) -> None:
         try:
             prepare(sock)
+            if self._tls is not None:
+                sock = self._tls.accepted(sock)
         except OSError:
             sock.close()  # reset before we looked
             return
@@ -238,7 +266,9 @@ class Acceptor:
 
     async def _shake(self, sock: socket.socket) -> None:
         peer = peer_name(sock)
-        machine = handshake.accept(self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge)
+        machine = handshake.accept(
+            self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge, channel_of(sock)
+        )
         try:
             hello, _ = await shake(sock, machine)
         except TimeoutError:
@@ -246,11 +276,12 @@ class Acceptor:
         except handshake.BadProof as error:
             self._strangers.dropped(peer, str(error), claims_rank=True)
         except (RendezvousError, ProtocolError) as error:
-            self._strangers.dropped(
-                peer,
-                str(error),
-                claims_rank=isinstance(error, handshake.Refused | handshake.VersionMismatch),
-            )
+            if isinstance(error, handshake.TlsMismatch):
+                with contextlib.suppress(
+                    OSError
+                ):  # unread, the rest of its hello would turn our answer into a reset
+                    sock.recv(_HELLO_READ)
+            self._strangers.dropped(peer, str(error), claims_rank=isinstance(error, _OF_RANKS))
         except OSError as error:
             self._strangers.dropped(peer, reason(error))
         else:

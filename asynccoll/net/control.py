@@ -6,7 +6,6 @@ is agreed.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import msgpack
 
 from asynccoll.errors import ProtocolError
-from asynccoll.net.sockets import receive_exactly
+from asynccoll.net.sockets import receive_exactly, send_all
 
 __all__ = ["MAX_CONTROL", "decode", "encode", "normalise", "receive", "send"]
 
@@ -61,7 +60,7 @@ def decode(body: bytes) -> Mapping[str, Any]:
 
 async def send(sock: socket.socket, message: bytes) -> None:
     """Write an encoded message whole."""
-    await asyncio.get_running_loop().sock_sendall(sock, message)
+    await send_all(sock, message)
 
 
 async def receive(sock: socket.socket) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynccoll.errors import ProtocolError, name_ranks
 from asynccoll.net import control
@@ -24,6 +24,9 @@ from asynccoll.net.roster import Entry, Roster
 from asynccoll.net.secret import is_loopback
 from asynccoll.net.sockets import close_all, peer_name, reason
 from asynccoll.net.station import open_station
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["Coordinator"]
 
@@ -77,8 +80,9 @@ class Coordinator(Party):
         init_timeout: float,
         pulse: bool,
         offer: Mapping[str, Any],
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(placement, secret, settings, init_timeout, pulse)
+        super().__init__(placement, secret, settings, init_timeout, pulse, tls)
         self._offer = offer
         own = Entry(
             rank=0,
@@ -165,6 +169,7 @@ class Coordinator(Party):
             self._arrived,
             self.strangers,
             on_error=self.fail,
+            tls=self.tls,
         )
         self._acceptor.start()
         self.scope.start(self._report_progress())

@@ -2,7 +2,8 @@
 
 A refused connection, a reset, a name that does not resolve yet, silence, or a stranger on the port: all of
 these may pass while processes start, so they are retried until the deadline, and the last one is told in the
-error. A wrong secret, another version or a rank that says no will not pass, so they end the call at once.
+error. A wrong secret, a certificate that is not accepted, another version or a rank that says no will not pass, so they end the
+call at once.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from asynccoll.errors import ProtocolError
 from asynccoll.net import handshake
 from asynccoll.net.accepting import HANDSHAKE_TIMEOUT, shake
 from asynccoll.net.handshake import Answer, Hello, Status
-from asynccoll.net.sockets import Endpoint, prepare, reason, resolve
+from asynccoll.net.sockets import Endpoint, channel_of, prepare, reason, resolve
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["CONNECT_TIMEOUT", "Backoff", "Call", "dial"]
 
@@ -75,6 +80,8 @@ class Call:
     port: int
     secret: bytes = field(repr=False)
     hello: Hello
+    tls: Tls | None = None
+    """With what the connection begins, or None."""
     trouble: str = ""
     """What came of the address that got furthest, the last time around."""
     furthest: Stage | None = None
@@ -98,7 +105,8 @@ async def dial(call: Call) -> tuple[socket.socket, Answer]:
         The connection, which is now the caller's, and what the acceptor said about itself.
 
     Raises:
-        handshake.BadProof, handshake.VersionMismatch, handshake.Refused: see there.
+        handshake.BadProof, handshake.VersionMismatch, handshake.TlsMismatch, handshake.Refused: see there.
+        AuthenticationError: one of the two does not accept the other's certificate.
     """
     backoff = Backoff()
     while True:
@@ -144,7 +152,11 @@ async def _attempt(call: Call, endpoint: Endpoint) -> tuple[socket.socket, Answe
             # Nobody listened, and the kernel gave our end the very port we were calling (simultaneous open).
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         stage = Stage.HANDSHAKE
-        machine = handshake.dial(call.secret, call.hello, secrets.token_bytes(handshake.NONCE_BYTES))
+        if call.tls is not None:
+            sock = call.tls.dialed(sock, call.host)
+        machine = handshake.dial(
+            call.secret, call.hello, secrets.token_bytes(handshake.NONCE_BYTES), channel_of(sock)
+        )
         _, answer = await shake(sock, machine)
         reached = True
     except TimeoutError:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from asynccoll.engine.engine import Engine
 from asynccoll.net.pulse import Watch
+from asynccoll.net.sockets import Layered
 from asynccoll.pump import Pump
 
 __all__ = ["NetDriver"]
@@ -51,6 +52,8 @@ class NetDriver(Pump):
         """Peers whose socket takes no more at the moment: a writer callback is registered."""
         self._mute: dict[int, str] = {}
         """Peers to which writing failed, and how. That is no verdict: what they sent before is still read, up to the end."""
+        self._due: set[int] = set()
+        """Peers for which a call of `_again` is to come."""
         self._changed: asyncio.Event | None = None
         """Set while closing, whenever a socket has been drained or closed."""
         self._once = any(kind.__module__.partition(".")[0] == "uvloop" for kind in type(loop).__mro__)
@@ -72,6 +75,9 @@ class NetDriver(Pump):
         _open.add(self)
         for peer, sock in self._sockets.items():
             loop.add_reader(sock.fileno(), self._readable, peer, sock)
+            if isinstance(sock, Layered):  # with what the handshake left inside it, in either direction
+                self._soon(peer, sock)
+                self._block(peer, sock)
 
     def _readable(self, peer: int, sock: socket.socket) -> None:
         engine = self.engine
@@ -104,12 +110,14 @@ class NetDriver(Pump):
                 left -= got
             else:
                 if self._once:
-                    self.loop.call_soon(self._again, peer, sock)
+                    self._soon(peer, sock)
         except BaseException as error:
             self.fail(error)
             raise
         finally:
             self.busy = False
+            if isinstance(sock, Layered) and sock.holds_input:
+                self._soon(peer, sock)
             self.flush()
 
     def _failed(self, peer: int, sock: socket.socket) -> str | None:
@@ -120,8 +128,15 @@ class NetDriver(Pump):
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         return f"connection broken: {os.strerror(code)}" if code else self._mute.get(peer)
 
+    def _soon(self, peer: int, sock: socket.socket) -> None:
+        """Read on after the loop had its turn, whether or not it tells of more."""
+        if peer not in self._due:
+            self._due.add(peer)
+            self.loop.call_soon(self._again, peer, sock)
+
     def _again(self, peer: int, sock: socket.socket) -> None:
         """The rest of what was there to read, after the loop had its turn."""
+        self._due.discard(peer)
         if self._sockets.get(peer) is sock:
             self._readable(peer, sock)
 
@@ -146,11 +161,17 @@ class NetDriver(Pump):
                 continue
             self.bytes_sent += sent
             if not engine.sent(peer, sent):
-                return
+                break
             left -= sent
             if left <= 0:
                 self._block(peer, sock)
                 return
+        if isinstance(sock, Layered) and peer not in self._mute:
+            try:
+                if not sock.flush():
+                    self._block(peer, sock)
+            except OSError as error:
+                self._mute[peer] = f"connection broken: {error.strerror or error}"
 
     def _block(self, peer: int, sock: socket.socket) -> None:
         self._blocked.add(peer)

@@ -14,8 +14,9 @@
 
 The dialer proves first, so a stranger who merely connects gets nothing that he could try passwords on. Both
 nonces go into both HMACs, so nothing recorded earlier can be used again; the labels keep one side's HMAC from
-standing in for the other's. All sizes are fixed: `LIMIT` bytes are the most that either side reads before the
-proof.
+standing in for the other's. Over TLS the name of the connection goes in too: somebody in between, with a connection
+to each end and certificates that they accept, cannot pass the messages through. All sizes are fixed: `LIMIT` bytes
+are the most that either side reads before the proof.
 
 The machines are generators. They yield an ``int`` (read exactly so many bytes and send them in) or ``bytes``
 (write these, then send in ``b""``), and return when both sides have proved themselves. Exact reads leave
@@ -39,6 +40,7 @@ __all__ = [
     "NONCE_BYTES",
     "NO_RUN",
     "RUN_ID_BYTES",
+    "TLS_WANTED",
     "VERSION",
     "Answer",
     "BadProof",
@@ -48,6 +50,7 @@ __all__ = [
     "Purpose",
     "Refused",
     "Status",
+    "TlsMismatch",
     "VersionMismatch",
     "accept",
     "dial",
@@ -72,6 +75,15 @@ _MAC_BYTES = hashlib.sha256().digest_size
 # Magic, version, and how many bytes of this message follow. The only part that no later version may change:
 # with it two versions can tell each other apart.
 _HEADER = struct.Struct("!8sHH")
+
+_TLS_LENGTH = 0xFFFF
+TLS_WANTED = _HEADER.pack(MAGIC, VERSION, _TLS_LENGTH)
+"""What an acceptor that begins with TLS says to a caller that began with the handshake itself."""
+
+_NO_TLS = "it uses TLS, and this rank was given no ssl=: give ssl= to every rank or to none"
+
+_TLS_RECORD = b"\x16\x03"
+"""How TLS begins: a handshake record, version 3.something (RFC 8446, section 5.1)."""
 _HELLO = struct.Struct(f"!BBIIIQ{RUN_ID_BYTES}s{NONCE_BYTES}s")
 _ANSWER = struct.Struct(f"!BIIQ{RUN_ID_BYTES}s")
 
@@ -169,6 +181,10 @@ class VersionMismatch(RendezvousError):
         )
 
 
+class TlsMismatch(RendezvousError):
+    """One of the two begins with TLS, the other does not."""
+
+
 class BadProof(AuthenticationError):
     """The secrets of the two ends differ.
 
@@ -209,19 +225,21 @@ Machine: TypeAlias = Generator[int | bytes, bytes, "tuple[Hello, Answer]"]
 """See the module's docstring for the protocol of yields."""
 
 
-def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
-    """The dialer's side. Returns ``hello`` and the acceptor's answer.
+def dial(secret: bytes, hello: Hello, nonce: bytes, channel: Callable[[], bytes] = bytes) -> Machine:
+    """The dialer's side. ``channel`` names the connection below, if it has a name. Returns ``hello`` and the acceptor's answer.
 
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
         VersionMismatch: it speaks another version of it.
+        TlsMismatch: it begins with TLS.
         BadProof: the secrets differ.
         Refused: the acceptor knows the secret and says no.
     """
     opening = hello.encode(nonce)
     yield opening
-    challenge = yield from _read_message(NONCE_BYTES)
-    yield _mac(secret, b"dialer", opening, challenge)
+    challenge = yield from _read_message(NONCE_BYTES, _TLS_LENGTH)
+    name = channel()
+    yield _mac(secret, b"dialer", opening, challenge, name)
     verdict = yield _ANSWER.size
     mac = yield _MAC_BYTES
     if verdict[0] == Status.BAD_PROOF:
@@ -229,7 +247,7 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
             f"rank {hello.target} says that this process does not know its secret: give the same ASYNCCOLL_SECRET (or "
             "secret=) to every rank; without one, every rank must run as the same user on the same host"
         )
-    if not hmac.compare_digest(mac, _mac(secret, b"acceptor", opening, challenge, verdict)):
+    if not hmac.compare_digest(mac, _mac(secret, b"acceptor", opening, challenge, verdict, name)):
         raise BadProof(
             f"the process that answers for rank {hello.target} does not know the secret: the address is another "
             "program's, or ASYNCCOLL_SECRET (or secret=) differs between ranks"
@@ -244,20 +262,23 @@ def dial(secret: bytes, hello: Hello, nonce: bytes) -> Machine:
     return hello, answer
 
 
-def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Machine:
-    """The acceptor's side. ``judge`` is asked once, after the dialer has proved itself. Returns its HELLO and
-    the answer.
+def accept(
+    secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer], channel: Callable[[], bytes] = bytes
+) -> Machine:
+    """The acceptor's side. ``judge`` is asked once, after the dialer has proved itself; ``channel`` as for `dial`. Returns its
+    HELLO and the answer.
 
     Raises:
         NotAsynccoll: the peer does not speak this protocol.
         VersionMismatch: it speaks another version of it; it has been told ours.
+        TlsMismatch: it begins with TLS; it has been shown that we do not.
         BadProof: it does not know the secret; it has been told so.
         Refused: ``judge`` said no; the dialer has been told why.
     """
     try:
         opening = yield from _read_message(_HELLO.size)
-    except VersionMismatch:
-        yield _HEADER.pack(MAGIC, VERSION, 0)
+    except (VersionMismatch, TlsMismatch):
+        yield _HEADER.pack(MAGIC, VERSION, 0)  # a caller that speaks TLS knows us by the magic
         raise
     purpose, lane, rank, target, size, generation, run_id, their_nonce = _HELLO.unpack(
         opening[_HEADER.size :]
@@ -270,26 +291,31 @@ def accept(secret: bytes, nonce: bytes, judge: Callable[[Hello], Answer]) -> Mac
     challenge = _HEADER.pack(MAGIC, VERSION, NONCE_BYTES) + nonce
     yield challenge
     proof = yield _MAC_BYTES
-    if not hmac.compare_digest(proof, _mac(secret, b"dialer", opening, challenge)):
+    name = channel()
+    if not hmac.compare_digest(proof, _mac(secret, b"dialer", opening, challenge, name)):
         # Zeros: who has proved nothing learns nothing that depends on the secret, nor who we are.
         yield Answer(Status.BAD_PROOF, 0, 0, 0, NO_RUN).encode() + bytes(_MAC_BYTES)
         raise BadProof(f"it claims to be rank {rank} but does not know the secret", hello)
     answer = judge(hello)
     verdict = answer.encode()
-    yield verdict + _mac(secret, b"acceptor", opening, challenge, verdict)
+    yield verdict + _mac(secret, b"acceptor", opening, challenge, verdict, name)
     if answer.status is not Status.ACCEPTED:
         raise Refused(hello, answer)
     return hello, answer
 
 
-def _read_message(length: int) -> Generator[int | bytes, bytes, bytes]:
-    """Header and body of a message whose body has ``length`` bytes in this version."""
+def _read_message(length: int, wanted: int | None = None) -> Generator[int | bytes, bytes, bytes]:
+    """Header and body of a message whose body has ``length`` bytes in this version. ``wanted``: the length that asks for TLS."""
     header = yield _HEADER.size
     magic, version, announced = _HEADER.unpack(header)
+    if magic.startswith(_TLS_RECORD):
+        raise TlsMismatch(_NO_TLS)
     if magic != MAGIC:
         raise NotAsynccoll("the peer does not speak asynccoll's protocol")
     if version != VERSION:
         raise VersionMismatch(version)
+    if announced == wanted:
+        raise TlsMismatch(_NO_TLS)
     if announced != length:
         raise NotAsynccoll(f"the peer announces {announced} bytes where {length} belong")
     body = yield length
@@ -297,7 +323,7 @@ def _read_message(length: int) -> Generator[int | bytes, bytes, bytes]:
 
 
 def _mac(secret: bytes, role: bytes, *transcript: bytes) -> bytes:
-    """HMAC over the role and everything said so far. All parts have fixed lengths, so joining them is
+    """HMAC over the role and everything said so far. All parts but the last have fixed lengths, so joining them is
     unambiguous.
     """
     return hmac.digest(secret, b"asynccoll " + role + b"\0" + b"".join(transcript), "sha256")

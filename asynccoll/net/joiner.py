@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynccoll.errors import ProtocolError, RendezvousError, name_ranks
 from asynccoll.net import control
@@ -29,6 +29,9 @@ from asynccoll.net.linktable import LinkTable
 from asynccoll.net.party import Party, Trouble, text_and_missing
 from asynccoll.net.roster import Entry
 from asynccoll.net.sockets import close_all, format_address, reason
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["Joiner"]
 
@@ -62,8 +65,9 @@ class Joiner(Party):
         settings: Mapping[str, Any],
         init_timeout: float,
         pulse: bool,
+        tls: Tls | None = None,
     ) -> None:
-        super().__init__(placement, secret, settings, init_timeout, pulse)
+        super().__init__(placement, secret, settings, init_timeout, pulse, tls)
         # The authenticated connection to rank 0, until it is handed out as the link with it.
         self._home: socket.socket | None = None
         # Where higher ranks call, and who takes their calls; the highest rank has neither.
@@ -131,7 +135,7 @@ class Joiner(Party):
         return Hello(purpose, placement.rank, target, placement.size, placement.generation, run_id)
 
     async def _find_rank_0(self) -> socket.socket:
-        call = Call(self.host, self.port, self.secret, self._hello(Purpose.RENDEZVOUS, 0, NO_RUN))
+        call = Call(self.host, self.port, self.secret, self._hello(Purpose.RENDEZVOUS, 0, NO_RUN), self.tls)
         try:
             async with asyncio.timeout_at(self.deadline):
                 sock, _ = await dial(call)
@@ -162,13 +166,14 @@ class Joiner(Party):
                 self._arrived,
                 self.strangers,
                 on_error=self.fail,
+                tls=self.tls,
             )
             self._acceptor.start()
         lines = asyncio.Semaphore(CALLS_AT_ONCE)
         for purpose, peer in table.calls():
             # Rank 0 is called where it was found: the address it would give may be one that only it knows.
             host, port = (self.host, self.port) if peer == 0 else self._members[peer][:2]
-            call = Call(host, port, self.secret, self._hello(purpose, peer, table.run_id))
+            call = Call(host, port, self.secret, self._hello(purpose, peer, table.run_id), self.tls)
             self._calls.append(call)
             self.scope.start(self._link(call, table, lines))
         await self.phase(lambda: not table.missing, lambda: self._not_linked(table))

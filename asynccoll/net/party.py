@@ -6,14 +6,16 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net.accepting import Strangers
-from asynccoll.net.handshake import BadProof
 from asynccoll.net.launchers import Placement
 from asynccoll.net.scope import TaskScope
 from asynccoll.net.sockets import format_address, host_identity
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["Party", "Trouble", "text_and_missing"]
 
@@ -60,6 +62,7 @@ class Party:
         settings: Mapping[str, Any],
         init_timeout: float,
         pulse: bool,
+        tls: Tls | None = None,
     ) -> None:
         if placement.host is None or placement.port is None:
             raise ValueError("a world of more than one rank needs the host and port of rank 0")
@@ -69,6 +72,8 @@ class Party:
         self.settings = settings
         # Whether each pair makes a second connection for heartbeats.
         self.pulse = pulse
+        # With what every connection begins, or None.
+        self.tls = tls
         self.host, self.port = placement.host, placement.port
         self.address = format_address(placement.host, placement.port)
         self.node = host_identity()
@@ -128,7 +133,7 @@ class Party:
 
     def translate(self, error: RendezvousError, where: str) -> RendezvousError:
         """A handshake's verdict, with the address and the time that the handshake does not know."""
-        kind = AuthenticationError if isinstance(error, BadProof) else RendezvousError
+        kind = AuthenticationError if isinstance(error, AuthenticationError) else RendezvousError
         return kind(
             self._sentence(f"{where}: {error}"),
             address=self.address,

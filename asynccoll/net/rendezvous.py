@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynccoll.net import control
 from asynccoll.net.coordinator import Coordinator
@@ -30,6 +30,9 @@ from asynccoll.net.joiner import Joiner
 from asynccoll.net.launchers import Placement
 from asynccoll.net.links import Links
 from asynccoll.net.sockets import host_identity
+
+if TYPE_CHECKING:
+    from asynccoll.net.tls import Tls
 
 __all__ = ["MAX_OFFER", "Links", "form_mesh"]
 
@@ -47,6 +50,7 @@ async def form_mesh(
     offer: Mapping[str, Any] | None = None,
     must_agree: Mapping[str, Any] | None = None,
     pulse: bool = False,
+    tls: Tls | None = None,
 ) -> Links:
     """Meet the other ranks and connect to each. Every rank calls this once, in any order.
 
@@ -57,6 +61,7 @@ async def form_mesh(
         offer: what rank 0 hands to everybody (other ranks' offers are ignored). Must suit msgpack.
         must_agree: name -> value of settings that have to be equal on all ranks. Must suit msgpack.
         pulse: make a second connection for each pair, for heartbeats. The same on every rank.
+        tls: what every connection begins with, before the proof of the secret. On every rank, or on none.
 
     Returns:
         The connected sockets and what was learned, once the whole mesh is up on every rank. The sockets are
@@ -68,7 +73,7 @@ async def form_mesh(
         listen.
             All ranks that had joined raise with the same reason. ``missing`` holds the ranks that are not
             there.
-        AuthenticationError: this rank and rank 0 do not have the same secret.
+        AuthenticationError: this rank and rank 0 do not have the same secret, or one does not accept the other's certificate.
         ValueError: ``offer`` or ``must_agree`` is too large. TypeError: msgpack cannot carry it.
 
     Cancelling closes everything and tells the others.
@@ -85,5 +90,5 @@ async def form_mesh(
             welcome=offered,
         )
     if placement.rank == 0:
-        return await Coordinator(placement, secret, settings, init_timeout, pulse, offered).form()
-    return await Joiner(placement, secret, settings, init_timeout, pulse).form()
+        return await Coordinator(placement, secret, settings, init_timeout, pulse, offered, tls).form()
+    return await Joiner(placement, secret, settings, init_timeout, pulse, tls).form()

@@ -1,4 +1,4 @@
-"""Plain TCP sockets under any event loop: making, reading exactly, naming. Knows no protocol.
+"""TCP sockets under any event loop: making, reading exactly, naming. Knows no protocol, nor what a layer over one does.
 
 Every socket here is non-blocking and ours: it is driven by the loop's ``sock_*`` methods, never by a
 transport, so that whoever owns it next finds no reader registered and no byte taken that was not asked for.
@@ -11,12 +11,15 @@ import hashlib
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 __all__ = [
     "Endpoint",
+    "Layered",
     "PeerClosed",
+    "channel_of",
     "close_all",
     "format_address",
     "host_identity",
@@ -26,6 +29,7 @@ __all__ = [
     "receive_exactly",
     "reset_by_peer",
     "resolve",
+    "send_all",
 ]
 
 Endpoint: TypeAlias = "tuple[socket.AddressFamily, tuple[Any, ...]]"
@@ -34,6 +38,42 @@ Endpoint: TypeAlias = "tuple[socket.AddressFamily, tuple[Any, ...]]"
 
 class PeerClosed(ConnectionError):
     """The stream ended where more was due."""
+
+
+class Layered(socket.socket):
+    """A stream socket with a layer (TLS) over its descriptor, in which bytes may wait that a selector does not see.
+
+    It is read, written and closed as any non-blocking socket. What it may hold back is what the methods here are about.
+    """
+
+    async def handshake(self) -> None:
+        """Set the layer up with the peer: before anything else, and once."""
+        raise NotImplementedError
+
+    def channel(self) -> bytes:
+        """What both ends of this connection, and no other, call it, once the handshake is done."""
+        raise NotImplementedError
+
+    def proved(self) -> None:
+        """The peer has proved what it is: from now on it may cost memory, and what breaks the layer is an OSError."""
+        raise NotImplementedError
+
+    @property
+    def holds_input(self) -> bool:
+        """Bytes (or an error) wait inside: read again, the selector will not tell."""
+        raise NotImplementedError
+
+    def flush(self) -> bool:
+        """Write what was sent and still waits inside, without waiting. False: wait until the descriptor takes more."""
+        raise NotImplementedError
+
+    async def flushed(self) -> None:
+        """Wait until nothing that was sent is left inside. The loop must not have a writer for the descriptor."""
+        raise NotImplementedError
+
+    def gone(self) -> bool:
+        """Whether the peer has closed or reset the connection. Loses no byte."""
+        raise NotImplementedError
 
 
 def prepare(sock: socket.socket) -> socket.socket:
@@ -52,21 +92,41 @@ async def receive_exactly(sock: socket.socket, count: int) -> bytes:
     view = memoryview(buffer)
     got = 0
     while got < count:
-        n = await loop.sock_recv_into(sock, view[got:])
+        if isinstance(sock, Layered) and sock.holds_input:  # uvloop waits for the descriptor before it tries
+            try:
+                n = sock.recv_into(view[got:])
+            except BlockingIOError:
+                continue
+        else:
+            n = await loop.sock_recv_into(sock, view[got:])
         if n == 0:
             raise PeerClosed(f"the peer closed the connection after {got} of {count} bytes")
         got += n
     return bytes(buffer)
 
 
+async def send_all(sock: socket.socket, data: bytes) -> None:
+    """Write ``data`` whole."""
+    await asyncio.get_running_loop().sock_sendall(sock, data)
+    if isinstance(sock, Layered):
+        await sock.flushed()
+
+
 def reset_by_peer(sock: socket.socket) -> bool:
     """Whether the peer has closed or reset the connection and left nothing to read. Takes no byte."""
+    if isinstance(sock, Layered):
+        return sock.gone()
     try:
         return sock.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False
     except OSError:
         return True
+
+
+def channel_of(sock: socket.socket) -> Callable[[], bytes]:
+    """What asks for the name of the layer's connection; a plain socket's has none."""
+    return sock.channel if isinstance(sock, Layered) else bytes
 
 
 def close_all(*sockets: socket.socket | None) -> None:

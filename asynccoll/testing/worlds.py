@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 
 from asynccoll.communicator import Communicator, Options, seconds
+from asynccoll.net.contexts import Contexts, layer
 from asynccoll.net.launchers import Placement
 from asynccoll.sim.driver import Conditions, SimNetwork
 from asynccoll.world import connect, open_mesh
@@ -23,6 +24,7 @@ async def local_world(
     transport: str = "tcp",
     timeout: float | None = 60.0,
     safe: bool = False,
+    ssl: Contexts | None = None,
     liveness_timeout: float | None = None,
     seed: int = 0,
     conditions: Conditions = Conditions(),  # noqa: B008 (frozen)
@@ -34,6 +36,7 @@ async def local_world(
         transport: ``"tcp"`` (sockets on loopback) or ``"memory"`` (no sockets; in virtual time on an `asynccoll.sim.loop.SimLoop`).
         timeout: default time limit of an operation, in seconds.
         safe: as for `asynccoll.init`: nothing is pickled.
+        ssl: as for `asynccoll.init`: the connections use TLS. Not with ``"memory"``.
         liveness_timeout: as for `asynccoll.init`, over TCP; None: no heartbeats, since all ranks stop together here.
         seed, conditions: delays and splitting of the in-memory links.
     """
@@ -43,12 +46,14 @@ async def local_world(
     communicators: list[Communicator] = []
     try:
         if transport == "memory":
+            if ssl is not None:
+                raise ValueError("ssl= is for transport='tcp': there is nothing to protect in memory")
             network = SimNetwork(asyncio.get_running_loop(), n, seed=seed, conditions=conditions)
             communicators += [
                 Communicator(driver, options=Options(timeout, safe=safe)) for driver in network.drivers
             ]
         elif transport == "tcp":
-            communicators += await _over_tcp(n, timeout, safe, liveness_timeout)
+            communicators += await _over_tcp(n, timeout, safe, ssl, liveness_timeout)
         else:
             raise ValueError(f"transport={transport!r} does not exist; use 'tcp' or 'memory'")
         yield communicators
@@ -57,8 +62,9 @@ async def local_world(
 
 
 async def _over_tcp(
-    n: int, timeout: float | None, safe: bool, liveness_timeout: float | None
+    n: int, timeout: float | None, safe: bool, ssl: Contexts | None, liveness_timeout: float | None
 ) -> list[Communicator]:
+    tls = layer(ssl)
     if n == 1:
         return [await connect(rank=0, world_size=1, timeout=timeout, safe=safe)]
     secret = secrets.token_bytes(32)
@@ -89,6 +95,7 @@ async def _over_tcp(
                         init_timeout=60,
                         liveness_timeout=liveness_timeout,
                         safe=safe,
+                        tls=tls,
                     )
                     for place in places
                 )

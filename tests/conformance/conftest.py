@@ -1,5 +1,7 @@
 """One suite, three worlds: the simulated network in virtual time, and TCP on either loop.
 
+Two more are opened only if ``--worlds`` names them: TLS on either loop.
+
 With ``--world-size W`` every world has W ranks: a parameter ``size`` has that one value, and a test that asks for 3 ranks
 gets W. What a test expects follows from the number of ranks that it got. A test that means something for its own number of
 ranks only says so with ``@pytest.mark.fixed_size(reason)``; it is excluded then, and counted at the end.
@@ -9,9 +11,11 @@ import asyncio
 import collections
 import contextlib
 import socket
+import weakref
 import zlib
 from pathlib import Path
 
+import certificates
 import pytest
 import ranks
 import uvloop
@@ -21,7 +25,21 @@ from asynccoll.sim.driver import Conditions
 from asynccoll.sim.loop import SimLoop
 from asynccoll.testing import local_world
 
+
+def over_tls(new_event_loop):
+    """Loops of that kind, in which worlds use TLS."""
+
+    def new_loop():
+        loop = new_event_loop()
+        TLS_LOOPS.add(loop)
+        return loop
+
+    return new_loop
+
+
 LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+MORE_LOOPS = {"tls-asyncio": over_tls(asyncio.new_event_loop), "tls-uvloop": over_tls(uvloop.new_event_loop)}
+TLS_LOOPS = weakref.WeakSet()
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
@@ -31,7 +49,8 @@ OPENED = collections.Counter()
 
 @pytest.hookimpl
 def pytest_asyncio_loop_factories(config, item):
-    return LOOPS
+    named = (config.getoption("worlds") or "").split(",")
+    return LOOPS | {name: loop for name, loop in MORE_LOOPS.items() if name in named}
 
 
 def pytest_configure(config):
@@ -64,7 +83,7 @@ def _widened(mark):
 
 def pytest_collection_modifyitems(config, items):
     if worlds := config.getoption("worlds"):
-        wanted = [LOOPS[name] for name in worlds.split(",")]
+        wanted = [(LOOPS | MORE_LOOPS)[name] for name in worlds.split(",")]
         others = {item for item in items if _is_here(item) and _loop(item) not in (None, *wanted)}
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
@@ -119,6 +138,8 @@ class World:
                 "conditions", Conditions(delay=0.002, piece=1 << 15, split=True, buffer=1 << 16)
             )
             options["transport"] = "memory"
+        elif asyncio.get_running_loop() in TLS_LOOPS:
+            options["ssl"] = certificates.contexts()
         async with local_world(n, **options) as comms:
             yield comms
 

@@ -13,9 +13,7 @@ from pathlib import Path
 _CLONE_NEWNET = 0x40000000  # include/uapi/linux/sched.h
 
 AVAILABLE = bool(
-    sys.platform == "linux"
-    and os.geteuid() == 0
-    and all(map(shutil.which, ("ip", "nsenter", "unshare")))
+    sys.platform == "linux" and os.geteuid() == 0 and all(map(shutil.which, ("ip", "nsenter", "unshare")))
 )
 """It takes root and the tools of iproute2 and util-linux."""
 

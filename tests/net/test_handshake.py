@@ -10,6 +10,7 @@ from asynccoll.net.handshake import (
     LIMIT,
     MAGIC,
     NO_RUN,
+    TLS_WANTED,
     VERSION,
     Answer,
     BadProof,
@@ -18,6 +19,7 @@ from asynccoll.net.handshake import (
     Purpose,
     Refused,
     Status,
+    TlsMismatch,
     VersionMismatch,
     accept,
     dial,
@@ -262,7 +264,6 @@ def test_another_version_of_the_acceptor_is_an_error_with_both_numbers(theirs):
 
 NONSENSE = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(64),
     "SSH": b"SSH-2.0-OpenSSH_9.6\r\n",
     "zeros": bytes(100),
     "huge length": MAGIC + struct.pack("!HH", VERSION, 65535) + bytes(100),
@@ -286,7 +287,7 @@ def test_an_acceptor_gives_up_on_nonsense_without_an_answer(said):
     assert wire.taken["acceptor"] <= LIMIT
 
 
-@pytest.mark.parametrize("said", [NONSENSE["HTTP"], NONSENSE["zeros"], NONSENSE["huge length"]])
+@pytest.mark.parametrize("said", [NONSENSE["HTTP"], NONSENSE["zeros"], NONSENSE["unknown purpose"]])
 def test_a_dialer_gives_up_on_nonsense(said):
     def stranger():
         yield said
@@ -294,6 +295,60 @@ def test_a_dialer_gives_up_on_nonsense(said):
 
     dialer, _ = Wire(dial(b"s", HELLO, NONCE_D), stranger()).run()
     assert isinstance(dialer, NotAsynccoll)
+
+
+def test_both_ends_have_to_be_on_one_connection():
+    def machines(dialers, acceptors):
+        dialer = dial(b"s", HELLO, NONCE_D, lambda: dialers)
+        return Wire(dialer, accept(b"s", NONCE_A, lambda hello: ANSWER, lambda: acceptors)).run()
+
+    assert machines(b"one", b"one") == ((HELLO, ANSWER), (HELLO, ANSWER))
+    for dialers, acceptors in ((b"one", b"two"), (b"", b"two"), (b"one", b"")):
+        for outcome in machines(dialers, acceptors):
+            assert type(outcome) is BadProof
+
+
+def test_an_acceptor_without_the_secret_cannot_name_the_connection_either():
+    # It echoes what it likes as its HMAC: that of the dialer's own connection under another secret.
+    forged = accept(b"other", NONCE_A, lambda hello: ANSWER, lambda: b"one")
+    assert type(Wire(dial(b"s", HELLO, NONCE_D, lambda: b"one"), forged).run()[0]) is BadProof
+
+
+CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(64)
+
+
+def test_an_acceptor_shows_a_caller_that_begins_with_tls_who_it_is():
+    def stranger():
+        yield CLIENT_HELLO
+        return None
+
+    wire = Wire(stranger(), accept(b"s", NONCE_A, lambda hello: ANSWER))
+    _, acceptor = wire.run()
+    assert type(acceptor) is TlsMismatch
+    assert "given no ssl=" in str(acceptor)
+    assert wire.sent["acceptor"] == [MAGIC + struct.pack("!HH", VERSION, 0)]
+    assert wire.taken["acceptor"] <= LIMIT
+
+
+@pytest.mark.parametrize("said", [TLS_WANTED, CLIENT_HELLO], ids=["asked for it", "met with it"])
+def test_a_dialer_hears_that_tls_is_wanted(said):
+    def acceptor():
+        yield said
+        return None
+
+    dialer, _ = Wire(dial(b"s", HELLO, NONCE_D), acceptor()).run()
+    assert type(dialer) is TlsMismatch
+    assert "give ssl= to every rank or to none" in str(dialer)
+
+
+def test_a_caller_cannot_ask_the_acceptor_for_tls():
+    def stranger():
+        yield TLS_WANTED + bytes(100)
+        return None
+
+    wire = Wire(stranger(), accept(b"s", NONCE_A, lambda hello: ANSWER))
+    assert isinstance(wire.run()[1], NotAsynccoll)
+    assert not wire.sent["acceptor"]
 
 
 def test_our_own_nonce_sent_back_is_refused():

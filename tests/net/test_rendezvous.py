@@ -102,33 +102,6 @@ async def test_localhost_works():
     close(links)
 
 
-def listening_addresses():
-    """Local addresses of this network namespace's listening sockets, as /proc prints them."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with open(table) as lines:
-            found |= {line.split()[1] for line in list(lines)[1:] if line.split()[3] == "0A"}
-    return found
-
-
-async def test_on_loopback_nobody_listens_wider():
-    before = listening_addresses()
-    port = free_port()
-    forming = [asyncio.ensure_future(form(rank, 4, port)) for rank in (0, 1, 2)]
-    while len(listening_addresses() - before) < 3:  # rank 0 and the two that expect calls from higher ranks
-        await asyncio.sleep(0.01)  # a poll
-    opened = {address.partition(":")[0] for address in listening_addresses() - before}
-    assert opened == {"0100007F"}
-    close(await asyncio.gather(*forming, form(3, 4, port)))
-
-
-async def test_listeners_are_gone_once_the_mesh_is_up():
-    before = listening_addresses()
-    links = await form_all(3, free_port())
-    assert listening_addresses() <= before
-    close(links)
-
-
 async def test_a_world_of_one_opens_nothing():
     async with nothing_left():
         before = open_sockets()
