@@ -1,8 +1,8 @@
 """``kill -9`` of real ranks: who notices, whom they name, how soon, at what cost, and whether they can go on.
 
-Each round forms one mesh of processes, kills one rank (``--deaths 2``: two, the second up to 5 ms after the first, or while the others shrink) at a random
-moment, and checks every survivor: a `PeerLost` that names the killed and nobody else. The grid is worlds x algorithms x moments x
-loops; ``--rounds`` is how often each cell is run.
+Each round forms one mesh of processes, kills one rank (``--deaths 2``: two, the second up to 5 ms after the first, or while the others
+shrink) at a random moment, and checks every survivor: a `PeerLost` that names the killed and nobody else. The grid is
+worlds x algorithms x moments x loops; ``--rounds`` is how often each cell is run.
 """
 
 import argparse
