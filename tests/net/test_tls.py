@@ -23,7 +23,7 @@ from asynccoll.net import accepting
 from asynccoll.net.contexts import layer
 from asynccoll.net.handshake import MAGIC
 from asynccoll.net.pulse import Watch
-from asynccoll.net.sockets import PeerClosed, receive_exactly, send_all
+from asynccoll.net.sockets import PeerClosed, receive_exactly, reset_by_peer, send_all
 from asynccoll.net.tls import HANDSHAKE_BYTES, RECORD, SEAL, TlsSocket
 
 PAYLOAD = bytes(range(251)) * 20_000
@@ -266,14 +266,14 @@ class TestTheSocket:
 
     async def test_a_peer_that_is_gone_is_seen_without_losing_what_it_sent(self, tls):
         async with pair(tls) as (dialed, called):
-            assert not called.gone()
+            assert not reset_by_peer(called)
             dialed.send(b"abc")
-            assert not called.gone()
+            assert not reset_by_peer(called)
             assert called.recv(2) == b"ab"
-            assert not called.gone()
+            assert not reset_by_peer(called)
             dialed.shutdown(socket.SHUT_WR)
             dialed.close()
-            while not called.gone():  # its last record is not the end of the descriptor yet
+            while not reset_by_peer(called):  # its last record is not the end of the descriptor yet
                 await asyncio.sleep(0)
             assert called.recv(10) == b"c"
 
