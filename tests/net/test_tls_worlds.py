@@ -1,6 +1,7 @@
 """Worlds over TLS: every verb, large arrays, cancels, losses, the end. More with the conformance suite: ``--worlds tls-uvloop``."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
 import struct
@@ -8,9 +9,10 @@ import struct
 import certificates
 import numpy as np
 import pytest
-from forming import nothing_left, open_sockets
+from forming import free_port, nothing_left, open_sockets
 
 import asynccoll
+import asynccoll.sync
 from asynccoll import CollectiveCancelled, PeerLost
 from asynccoll.communicator import Communicator, Options
 from asynccoll.engine.engine import Engine
@@ -230,6 +232,20 @@ async def test_frames_that_cross_a_close_do_not_spoil_it():
             async with world(3) as comms:
                 await on_all(comms, lambda comm: comm.barrier())
                 await asyncio.gather(*(comm.allreduce(np.ones(50_000)) for comm in comms))
+
+
+def test_the_blocking_facade_takes_it_too():
+    address, contexts = f"tcp://127.0.0.1:{free_port()}", certificates.contexts()
+
+    def run(rank):
+        with asynccoll.sync.connect(
+            address, rank=rank, world_size=2, secret="x", ssl=contexts, init_timeout=30
+        ) as comm:
+            return comm.allreduce(np.full(100_000, rank + 1.0))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for result in pool.map(run, range(2)):
+            assert (result == 3.0).all()
 
 
 async def test_a_world_in_memory_has_nothing_to_protect():
