@@ -298,7 +298,9 @@ class RendezvousError(AsynccollError):
 
 
 class AuthenticationError(RendezvousError):
-    """A peer could not prove that it knows the secret, or this rank could not prove it to a peer."""
+    """A peer could not prove that it knows the secret, or this rank could not prove it to a peer; or, with TLS, one does not accept
+    the other's certificate.
+    """
 
 
 class ProtocolError(AsynccollError):

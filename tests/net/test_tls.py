@@ -23,7 +23,7 @@ from asynccoll.net import accepting
 from asynccoll.net.contexts import layer
 from asynccoll.net.handshake import MAGIC
 from asynccoll.net.pulse import Watch
-from asynccoll.net.sockets import PeerClosed, receive_exactly, send_all
+from asynccoll.net.sockets import PeerClosed, receive_exactly, reset_by_peer, send_all
 from asynccoll.net.tls import HANDSHAKE_BYTES, RECORD, SEAL, TlsSocket
 
 PAYLOAD = bytes(range(251)) * 20_000
@@ -266,14 +266,14 @@ class TestTheSocket:
 
     async def test_a_peer_that_is_gone_is_seen_without_losing_what_it_sent(self, tls):
         async with pair(tls) as (dialed, called):
-            assert not called.gone()
+            assert not reset_by_peer(called)
             dialed.send(b"abc")
-            assert not called.gone()
+            assert not reset_by_peer(called)
             assert called.recv(2) == b"ab"
-            assert not called.gone()
+            assert not reset_by_peer(called)
             dialed.shutdown(socket.SHUT_WR)
             dialed.close()
-            while not called.gone():  # its last record is not the end of the descriptor yet
+            while not reset_by_peer(called):  # its last record is not the end of the descriptor yet
                 await asyncio.sleep(0)
             assert called.recv(10) == b"c"
 
@@ -758,3 +758,64 @@ async def silence(port, said):
             while data := await loop.sock_recv(sock, 100):
                 heard += data
     return heard
+
+
+CUTS = (0, 1, 5, 100, 300, 600, 1000, 1400, 2000)
+"""Bytes of the TLS handshake and the proof that come through; 2,000 is beyond the caller's, and near the end of the answers."""
+
+
+@contextlib.asynccontextmanager
+async def cutting_relay(port, after, upwards, reset):
+    """Listens, and passes everything on to ``port``; the first connection is cut when so many bytes have gone one way."""
+    tasks, calls = set(), []
+
+    async def copy(source, target, ends, limit):
+        with contextlib.suppress(OSError):
+            while data := await source.read(limit if limit else 1 << 16):
+                if limit is not None:
+                    limit -= len(data)
+                target.write(data)
+                await target.drain()
+                if limit == 0:
+                    break
+        for end in ends:
+            sock = end.get_extra_info("socket")
+            if reset and limit == 0 and sock.fileno() >= 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            end.close()
+
+    async def serve(reader, writer):
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        first = not calls
+        calls.append(True)
+        ends = (writer, far_writer)
+        if first and after == 0:
+            for end in ends:
+                end.close()
+            return
+        for source, target, up in ((reader, far_writer, True), (far_reader, writer, False)):
+            limit = after if first and up is upwards else None
+            tasks.add(asyncio.ensure_future(copy(source, target, ends, limit)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], calls
+    finally:
+        server.close()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("upwards", [True, False], ids=["what the caller says", "the answers"])
+@pytest.mark.parametrize("reset", [False, True], ids=["end of stream", "reset"])
+@pytest.mark.parametrize("after", CUTS)
+async def test_a_connection_that_is_cut_in_the_handshake_is_made_again(after, reset, upwards, tls):
+    port = free_port()
+    zero = asyncio.ensure_future(form(0, 2, port, tls=tls))
+    await listening(port)
+    async with cutting_relay(port, after, upwards, reset) as (through, calls):
+        links = await asyncio.gather(zero, form(1, 2, through, tls=tls))
+        await send_all(links[0].sockets[1], b"there")
+        assert await receive_exactly(links[1].sockets[0], 5) == b"there"
+        assert len(calls) > 1 or after > 1000
+        close(links)

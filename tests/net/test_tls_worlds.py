@@ -1,16 +1,24 @@
 """Worlds over TLS: every verb, large arrays, cancels, losses, the end. More with the conformance suite: ``--worlds tls-uvloop``."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import socket
 import struct
 
 import certificates
 import numpy as np
 import pytest
-from forming import nothing_left, open_sockets
+from forming import free_port, nothing_left, open_sockets
 
 import asynccoll
+import asynccoll.sync
 from asynccoll import CollectiveCancelled, PeerLost
+from asynccoll.communicator import Communicator, Options
+from asynccoll.engine.engine import Engine
+from asynccoll.net.contexts import layer
+from asynccoll.net.driver import NetDriver
+from asynccoll.net.sockets import receive_exactly
 from asynccoll.net.tls import TlsSocket
 from asynccoll.testing import local_world
 
@@ -139,6 +147,64 @@ async def test_a_cancel_in_the_middle_gives_the_memory_back_and_the_next_operati
             assert (array == -1.0).all()
 
 
+@contextlib.asynccontextmanager
+async def proved_ends(buffer=None):
+    """Both ends of a connection that is ready for a driver; what one has sent is there for the other at once."""
+    tls = layer(certificates.contexts())
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+        if buffer is not None:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    with tls.dialed(ends[0], "127.0.0.1") as here, tls.accepted(ends[1]) as there:
+        await asyncio.gather(here.handshake(), there.handshake())
+        here.proved()
+        there.proved()
+        yield here, there
+
+
+def rank_over(sock, rank):
+    """Rank 0 or 1 of 2, whose link is ``sock``."""
+    driver = NetDriver(Engine(rank, 2), asyncio.get_running_loop(), {1 - rank: sock})
+    return Communicator(driver, options=Options(30.0))
+
+
+async def test_the_end_of_a_message_that_does_not_fit_goes_when_there_is_room():
+    # All of it is sealed at once, and nothing follows that would push it.
+    async with proved_ends(buffer=4096) as (here, there):
+        zero = rank_over(here, 0)
+        sending = zero.send(b"x" * 30_000, 1)
+        while not here._sealed:
+            await asyncio.sleep(0)
+        assert not zero._pump.engine.data_to_send(1)
+        one = rank_over(there, 1)
+        assert await one.recv() == b"x" * 30_000
+        await sending
+        await asyncio.gather(zero.close(), one.close())
+
+
+async def test_what_came_before_the_driver_is_read_by_it():
+    async with proved_ends() as (here, there):
+        zero = rank_over(here, 0)
+        early = zero.allreduce(1)
+        while not there.holds_input:
+            await asyncio.sleep(0)
+            there.gone()  # takes what there is off the descriptor
+        one = rank_over(there, 1)
+        assert await asyncio.gather(early, one.allreduce(1)) == [2, 2]
+        await asyncio.gather(zero.close(), one.close())
+
+
+async def test_what_the_handshake_left_sealed_is_written_by_the_driver():
+    async with proved_ends(buffer=4096) as (here, there), asyncio.timeout(20):
+        while here.flush():
+            here.send(bytes(50_000))
+        zero = rank_over(here, 0)
+        while here._sealed:
+            await receive_exactly(there, 1000)
+        await zero.close()
+
+
 @pytest.mark.parametrize("reset", [False, True], ids=["end of stream", "reset"])
 async def test_a_link_that_breaks_is_a_lost_rank(reset):
     async with nothing_left(), world(3) as comms:
@@ -166,6 +232,20 @@ async def test_frames_that_cross_a_close_do_not_spoil_it():
             async with world(3) as comms:
                 await on_all(comms, lambda comm: comm.barrier())
                 await asyncio.gather(*(comm.allreduce(np.ones(50_000)) for comm in comms))
+
+
+def test_the_blocking_facade_takes_it_too():
+    address, contexts = f"tcp://127.0.0.1:{free_port()}", certificates.contexts()
+
+    def run(rank):
+        with asynccoll.sync.connect(
+            address, rank=rank, world_size=2, secret="x", ssl=contexts, init_timeout=30
+        ) as comm:
+            return comm.allreduce(np.full(100_000, rank + 1.0))
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for result in pool.map(run, range(2)):
+            assert (result == 3.0).all()
 
 
 async def test_a_world_in_memory_has_nothing_to_protect():
