@@ -2,7 +2,7 @@
 
 Each round forms one mesh of processes, kills one rank at a random moment, and checks every survivor: a `PeerLost` that names the
 killed and nobody else, after which the survivors shrink and work on. With ``--deaths 2`` another rank is killed, up to 5 ms after
-the first, or while the others shrink. The grid is worlds x algorithms x moments x loops; ``--rounds`` is how often each cell is run.
+the first, or while the others shrink. The grid is worlds x algorithms x moments x loops, each cell ``--rounds`` times.
 """
 
 import argparse
