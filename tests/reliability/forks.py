@@ -5,6 +5,8 @@ tells them to go on, stops and kills them. Whatever happens, none of its process
 """
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -94,10 +96,12 @@ class Crew:
         gc.collect()
         gc.freeze()  # else the first collection of each child copies every page
         pipes = [(os.pipe(), os.pipe()) for _ in range(size)]
+        parent = os.getpid()
         try:
             for rank in range(size):
                 pid = os.fork()
                 if pid == 0:
+                    _die_with(parent)
                     kept = {pipes[rank][0][0], pipes[rank][1][1]}
                     for fd in {fd for pair in pipes for pipe in pair for fd in pipe} - kept:
                         os.close(fd)
@@ -193,6 +197,14 @@ class Crew:
 
     def _reap(self, rank):
         self.codes[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids.pop(rank), 0)[1])
+
+
+def _die_with(parent):
+    """Let the kernel end this process when ``parent`` ends, however that comes about."""
+    with contextlib.suppress(AttributeError, OSError):  # where there is no prctl, `Crew.__exit__` has to do
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, include/uapi/linux/prctl.h
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _child(environment, loop_factory, body, me, arguments):

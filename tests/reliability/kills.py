@@ -1,8 +1,8 @@
 """``kill -9`` of real ranks: who notices, whom they name, how soon, at what cost, and whether they can go on.
 
-Each round forms one mesh of processes, kills one rank (``--deaths 2``: two, the second up to 5 ms after the first, or while the others
-shrink) at a random moment, and checks every survivor: a `PeerLost` that names the killed and nobody else. The grid is
-worlds x algorithms x moments x loops; ``--rounds`` is how often each cell is run.
+Each round forms one mesh of processes, kills one rank at a random moment, and checks every survivor: a `PeerLost` that names the
+killed and nobody else, after which the survivors shrink and work on. With ``--deaths 2`` another rank is killed, up to 5 ms after
+the first, or while the others shrink. The grid is worlds x algorithms x moments x loops, each cell ``--rounds`` times.
 """
 
 import argparse
@@ -25,11 +25,13 @@ import asynccoll
 from tests.reliability.common import LOOPS, conclude, tell
 from tests.reliability.forks import Crew
 
-MOMENTS = {"8B": 8, "64MB": 64 << 20, "idle": 8, "late call": 8}
+MOMENTS = {"8B": 8, "64MB": 64 << 20, "256MB": 256 << 20, "idle": 8, "late call": 8}
 """Name -> bytes of the allreduce. ``idle``: nothing is under way, the next call comes with the kill; ``late call``: half a second
 later."""
 LATE = 0.5
 """Seconds between a kill and a ``late call``."""
+SPREAD = 1.0
+"""Most seconds from the first survivor's error to the last one's."""
 CPU = 0.2
 """Most of a core that a survivor may use after its error."""
 SECOND = 0.005
@@ -108,7 +110,7 @@ def play(size, algorithm, moment, loop, *, deaths=1, number=signal.SIGKILL, seed
     dead = rng.sample(range(size), deaths) if victim is None else [victim]
     survivors = [rank for rank in range(size) if rank not in dead]
     # An operation of 64 MB takes about so long; a small one much less than the shortest pause here.
-    pause = rng.uniform(0.0, 0.05 * size if moment == "64MB" else 0.05)
+    pause = rng.uniform(0.0, max(0.05, 0.05 * size * MOMENTS[moment] / (64 << 20)))
     gap = rng.choice([0.0, rng.uniform(0.0, SECOND)])
     shrinking = dead[1:] if rng.random() < 1 / 3 else []  # these are killed only while the others shrink
     survivors += shrinking
@@ -183,7 +185,7 @@ def main(arguments=None):
     parser.add_argument("--rounds", type=int, default=1, help="how often each cell of the grid is run")
     parser.add_argument("--worlds", default="2,3,4,8,16", help="world sizes")
     parser.add_argument("--algorithms", default="ring,tree", help="of an allreduce")
-    parser.add_argument("--moments", default=",".join(MOMENTS), help="when the kill comes")
+    parser.add_argument("--moments", default="8B,64MB,idle,late call", help="when the kill comes; 256MB too")
     parser.add_argument("--loops", default=",".join(LOOPS), help="event loops")
     parser.add_argument("--deaths", type=int, default=1, choices=(1, 2), help="how many ranks are killed")
     parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM"), help="how they are killed")
@@ -227,6 +229,10 @@ def main(arguments=None):
         found.append(one)
         if one["last"] > bars(size) and not options.untimed:
             failures.append(f"the last survivor heard after {one['last']:.3f} s\n    replay: {replay}")
+        if one["spread"] > SPREAD and not options.untimed:
+            failures.append(
+                f"{one['spread']:.3f} s from the first to the last survivor\n    replay: {replay}"
+            )
         if one["cpu"] > CPU and not options.untimed:
             failures.append(f"a survivor used {one['cpu']:.0%} of a core afterwards\n    replay: {replay}")
         if number % 20 == 0 or number == len(cells):
