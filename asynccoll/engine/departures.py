@@ -82,9 +82,8 @@ class Departures:
         if not group.left and not losses.out:
             return None
         needs = op.members if op.needs is None else op.needs
-        dead = [
-            rank for rank in needs if rank in losses.out
-        ]  # also if this rank has heard its goodbye: not all have
+        # Also those whose goodbye this rank has heard: who has not gives up what they took part in, and others wait for it.
+        dead = [rank for rank in needs if rank in losses.out]
         if losses.out.keys() >= {self._engine.rank}:
             dead = [self._engine.rank]
         if dead:

@@ -114,9 +114,8 @@ class Losses:
         decided = {}
         fresh = False
         for accuser, accused, accusation, final in entries:
-            if (
-                accused in self.out
-            ):  # no verdict hangs on it any more, but `silent` must say the same on all ranks
+            if accused in self.out:
+                # No verdict hangs on it any more, but `silent` must say the same on all ranks.
                 self.accusations.setdefault((accuser, accused), accusation)
             elif final:
                 decided[accused] = self._as_heard(peer, accusation, accused)

@@ -260,6 +260,25 @@ class TestSilence:
         assert losses.silent(1)
         assert not losses.silent(2)
 
+    def test_more_may_be_known_of_it_when_it_is_out_already(self):
+        wires = Wires(4, [0])
+        losses = wires.engines[0].losses
+        wires.engines[0].silent(1, "unresponsive", 0.0)
+        wires.agree()
+        assert losses.silent(1)
+        wires.feed(0, 3, wire.lost_frame({"entries": [[3, 1, 0, "reset", False]]}))
+        assert not losses.silent(1)  # as rank 3 has it, so that both may shrink, or neither
+        assert losses.out.keys() == {1}
+
+    def test_a_verdict_on_one_whose_goodbye_this_rank_has_heard_counts_all_the_same(self):
+        wires = Wires(4, [0])
+        wires.start(0, recv(1, bytearray(1)))
+        wires.feed(0, 2, wire.goodbye_frame(0, {"cause": "bye", "next": {0: 1}}))  # it has taken part
+        wires.feed(0, 3, wire.lost_frame({"entries": [[3, 2, 1, "unresponsive", True]]}))
+        (error,) = wires.results(0)  # rank 3 has given the operation up, and sends no more for it
+        assert isinstance(error, PeerLost)
+        assert error.peers == {2}
+
 
 class TestGoingOn:
     def may(self, size, silent=(), ended=(), rank=0):

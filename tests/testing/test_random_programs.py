@@ -1,5 +1,6 @@
 """Random programs under random faults: what seeds draw, what is judged, and that the harness notices what is wrong."""
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -262,9 +263,12 @@ class TestTheHarnessNotices:
         with pytest.raises(Stuck):
             self.worlds("stop")
 
-    def test_a_task_that_is_left(self, monkeypatch):
-        import asyncio
+    def test_a_loss_that_is_told_late(self, monkeypatch):
+        monkeypatch.setattr("asynccoll.engine.losses.PATIENCE", 5.0)
+        with pytest.raises(Wrong, match="hears of"):
+            self.worlds("fin", seeds=200)
 
+    def test_a_task_that_is_left(self, monkeypatch):
         close = World.close
 
         async def leaky(self):

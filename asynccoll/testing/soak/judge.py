@@ -18,7 +18,7 @@ from asynccoll.errors import (
     RemoteError,
 )
 from asynccoll.testing.soak.errors import Stray, Wrong, require
-from asynccoll.testing.soak.plans import LIVENESS, LOCAL
+from asynccoll.testing.soak.plans import LIVENESS, LOCAL, Trouble
 from asynccoll.testing.soak.steps import MESSAGES
 from asynccoll.testing.soak.world import World, is_ours
 
@@ -182,6 +182,24 @@ class Judge:
             require(not errors, f"the cancel came too late, yet others failed: {errors}")
         if kind == "late":
             self._judge_times(at)
+        conditions = plan.conditions
+        if conditions.delay <= 0.002 and min(conditions.piece, conditions.buffer) >= 1000:
+            self._judge_notice(trouble)
+
+    def _judge_notice(self, trouble: Trouble) -> None:
+        """Over quick links a loss ends what it ends within a second, silence within the liveness timeout and a second."""
+        world = self.world
+        for (rank, at), end in world.ends.items():
+            if isinstance(end, PeerLost):
+                began = max(world.first_strike, world.called[rank, at])
+                if trouble.kind == "pause" and rank == trouble.rank:
+                    began = max(began, world.first_strike + (trouble.seconds or 0.0))
+                limit = 1.0 + (LIVENESS if trouble.kind in _SILENT else 0.0)
+                seconds = world.ended[rank, at] - began
+                require(
+                    seconds <= limit,
+                    f"rank {rank} hears of {trouble} after {seconds:g} s, step {at}: {end!r}",
+                )
 
     def _judge_times(self, at: int) -> None:
         """Everyone in time: everyone has a result. Someone too late: nobody has."""

@@ -177,6 +177,9 @@ def _draw_trouble(plan: Plan, kind: str, pace: float, rng: random.Random) -> Non
     rank = rng.choice(steps[at].members)
     if kind in LOCAL and any(trouble.rank == rank for trouble in plan.of(at)):
         return
+    odd = sum(trouble.kind == "mismatch" for trouble in plan.of(at))
+    if kind == "mismatch" and odd + 1 == len(steps[at].members):
+        return  # if all were to differ in the same way, they would agree
     if kind not in LOCAL and kind not in ("leave", "quit") and rng.random() < 0.2:
         at = len(steps)
     if rng.random() < 0.3:

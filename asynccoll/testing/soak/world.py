@@ -57,6 +57,10 @@ class World:
         """What reached the loop's exception handler."""
         self.struck: list[Trouble] = []
         """Troubles that have come to pass, in order."""
+        self.first_strike = 0.0
+        """When the first of them did."""
+        self.ended: dict[tuple[int, int], float] = {}
+        """(rank, step) -> when it ended badly."""
         self.left: set[int] = set()
         """Ranks that left in good order."""
         self.quit: set[tuple[int, int]] = set()
@@ -190,7 +194,7 @@ class World:
         except (Exception, asyncio.CancelledError) as error:
             if process.dead:
                 raise
-            self.ends[rank, at] = error
+            self.ends[rank, at], self.ended[rank, at] = error, self.loop.time()
             if lent is not None and work.done():
                 lent[...] = SENTINEL
                 self.returned.append(lent)
@@ -209,6 +213,7 @@ class World:
         def strike() -> None:
             if self.cluster.processes[trouble.rank].dead:
                 return
+            self.first_strike = self.first_strike if self.struck else self.loop.time()
             self.struck.append(trouble)
             if do is None:
                 self.cluster.strike(self._fault(trouble))
