@@ -476,8 +476,8 @@ class Survey:
         self.longest = collections.Counter()
         """How, and of what -> seconds from the cut to the end on the last rank."""
 
-    async def cover(self, name, run, judge, replay):
-        """All cuts of one stream."""
+    async def cover(self, name, run, judge, replay, side_by_side):
+        """All cuts of one stream, so many at once; of those that stall, `AT_ONCE`."""
         expected, _, total = await run(None)
         if any(isinstance(outcome, Exception) for outcome in expected):
             self.failures.append(f"{name} fails without a cut: {expected}")
@@ -489,7 +489,7 @@ class Survey:
             for at in (positions(total[way], self.step) if self.at is None else [self.at])
         ]
         for how, group in itertools.groupby(cuts, lambda cut: cut.how):
-            lot = AT_ONCE if how == "stall" else SOME if name in STREAMS else 1
+            lot = AT_ONCE if how == "stall" else side_by_side
             rest = iter(group)
             while batch := list(itertools.islice(rest, lot)):
                 await asyncio.gather(*(self._case(name, run, judge, cut, expected, replay) for cut in batch))
@@ -524,7 +524,7 @@ async def survey(names, sizes, **options):
         if name in STREAMS:
             with short_limits():
                 await found.cover(
-                    name, lambda cut, name=name: run_rendezvous(name, cut), judge_rendezvous, f'--only "{name}"'
+                    name, lambda cut, name=name: run_rendezvous(name, cut), judge_rendezvous, f'--only "{name}"', SOME
                 )  # fmt: skip
         else:
             for size in sizes:
@@ -533,6 +533,7 @@ async def survey(names, sizes, **options):
                     lambda cut, name=name, size=size: run_operation(name, size, cut),
                     judge_operation,
                     f'--only "{name}" --size {size}',
+                    1 if size == 2 else AT_ONCE,  # a third rank's evidence is waited for
                 )
         made, seconds = sum(found.cases.values()) - before, time.monotonic() - began
         tell(f"{name}: {made} cuts, {len(found.failures)} failures so far, {seconds:.0f} s")

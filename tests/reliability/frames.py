@@ -378,7 +378,7 @@ async def over_tcp(fuzz, number, called, frames, gone):
             Placement(rank=rank, size=SIZE, host="127.0.0.1", port=port, rendezvous_fd=None if rank else fd)
             for rank in range(SIZE)
         ]
-        agreed = {"ASYNCCOLL_ALGORITHM": "auto", "safe": str(recording.safe)}
+        agreed = {"ASYNCCOLL_ALGORITHM": "auto", "safe": str(recording.safe), "liveness_timeout": None}
         met = await asyncio.gather(
             *(
                 open_mesh(place, SECRET, timeout=None, init_timeout=20.0, safe=recording.safe)
