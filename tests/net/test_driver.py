@@ -26,9 +26,9 @@ async def one_rank():
     comm = Communicator(NetDriver(Engine(0, 2), loop, {1: mine}), options=Options(None))
     lost, peer_lost = [], comm._pump.engine.peer_lost
 
-    def counted(rank, reason, now):
+    def counted(rank, *how, **more):
         lost.append(rank)
-        peer_lost(rank, reason, now)
+        peer_lost(rank, *how, **more)
 
     comm._pump.engine.peer_lost = counted
     yield comm, peer, lost
