@@ -355,14 +355,14 @@ def run_memory(count, seed, seconds=math.inf):
                         tell(
                             f"{seed}: {fuzz.counts['damaged']} frames, {len(fuzz.lines)} lines, +{memory.growth} MiB"
                         )
-            seconds = time.process_time() - began
+            busy = time.process_time() - began
             return {
                 **fuzz.counts,
                 "outcomes": dict(fuzz.outcomes),
                 "corpus": len(fuzz.corpus),
                 "refusals": sorted(refusals.seen),
                 "lines": sorted(f"{Path(code.co_filename).name}:{line}" for code, line in fuzz.lines),
-                "cpu_seconds": seconds,
+                "cpu_seconds": busy,
                 "memory_mib": memory.growth,
             }
 
