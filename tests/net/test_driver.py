@@ -102,13 +102,15 @@ async def one_rank():
     mine.setblocking(False)
     loop = asyncio.get_running_loop()
     comm = Communicator(NetDriver(Engine(0, 2), loop, {1: mine}), options=Options(None))
-    lost, peer_lost = [], comm._pump.engine.peer_lost
+    driver = comm._pump
+    lost, drop = [], driver.drop
 
-    def counted(rank, reason, now, **more):
-        lost.append(rank)
-        peer_lost(rank, reason, now, **more)
+    def counted(rank):
+        if rank in driver._sockets:
+            lost.append(rank)
+        drop(rank)
 
-    comm._pump.engine.peer_lost = counted
+    driver.drop = counted
     yield comm, peer, lost
     peer.close()
     await comm.close()

@@ -179,6 +179,38 @@ async def _stream(comm):
     return total
 
 
+class Shrunk(NamedTuple):
+    """What `_shrink` gives on one rank."""
+
+    rank: int
+    members: tuple
+    """World ranks."""
+    total: list
+
+
+async def _shrink(comm):
+    smaller = await comm.shrink()
+    return Shrunk(comm.rank, tuple(smaller.ranks), (await smaller.allreduce(floats(comm, 3))).tolist())
+
+
+def wrong_shrink(one, others):
+    """What is wrong with that outcome beside those of the others: totals of its members, and no two that are apart.
+
+    Of two ranks alone each takes the other for dead when their only link ends: there is nobody who could tell them better.
+    """
+    right = [float(at * len(one.members) + sum(one.members)) for at in range(3)]
+    if one.rank not in one.members or one.total != right:
+        return f"rank {one.rank} has the total {one.total} of {one.members}"
+    for other in others:
+        if (
+            len(others) > 2
+            and isinstance(other, Shrunk)
+            and not (set(one.members) <= set(other.members) or set(other.members) <= set(one.members))
+        ):
+            return f"ranks {one.rank} and {other.rank} went on with {one.members} and {other.members}"
+    return None
+
+
 OPERATIONS = {
     "barrier": lambda c: c.barrier(),
     "allreduce": lambda c: c.allreduce(floats(c, 4)),
@@ -212,6 +244,7 @@ OPERATIONS = {
     "group": _group,
     "split": lambda c: c.split(0),
     "two at once": _two_at_once,
+    "shrink": _shrink,
     "close": lambda c: c.close(),
 }
 
@@ -220,6 +253,8 @@ def plain(value):
     """Something that compares by value, dtype and shape."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Shrunk):
+        return value
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
     if isinstance(value, dict):
@@ -285,6 +320,10 @@ def judge_operation(name, cut, expected, outcomes, seconds):
             kinds.add("timeout")
         elif isinstance(outcome, Exception):
             return f"rank {rank} got {type(outcome).__name__}: {outcome}", "wrong error"
+        elif isinstance(outcome, Shrunk):
+            if wrong := wrong_shrink(outcome, outcomes):
+                return wrong, "wrong result"
+            kinds.add("right" if outcome == right else "smaller")
         elif outcome != right:
             return f"rank {rank} got {outcome!r:.200}", "wrong result"
         else:
@@ -476,8 +515,8 @@ class Survey:
         self.longest = collections.Counter()
         """How, and of what -> seconds from the cut to the end on the last rank."""
 
-    async def cover(self, name, run, judge, replay):
-        """All cuts of one stream."""
+    async def cover(self, name, run, judge, replay, side_by_side):
+        """All cuts of one stream, so many at once; of those that stall, `AT_ONCE`."""
         expected, _, total = await run(None)
         if any(isinstance(outcome, Exception) for outcome in expected):
             self.failures.append(f"{name} fails without a cut: {expected}")
@@ -489,7 +528,7 @@ class Survey:
             for at in (positions(total[way], self.step) if self.at is None else [self.at])
         ]
         for how, group in itertools.groupby(cuts, lambda cut: cut.how):
-            lot = AT_ONCE if how == "stall" else SOME if name in STREAMS else 1
+            lot = AT_ONCE if how == "stall" else side_by_side
             rest = iter(group)
             while batch := list(itertools.islice(rest, lot)):
                 await asyncio.gather(*(self._case(name, run, judge, cut, expected, replay) for cut in batch))
@@ -524,7 +563,7 @@ async def survey(names, sizes, **options):
         if name in STREAMS:
             with short_limits():
                 await found.cover(
-                    name, lambda cut, name=name: run_rendezvous(name, cut), judge_rendezvous, f'--only "{name}"'
+                    name, lambda cut, name=name: run_rendezvous(name, cut), judge_rendezvous, f'--only "{name}"', SOME
                 )  # fmt: skip
         else:
             for size in sizes:
@@ -533,6 +572,7 @@ async def survey(names, sizes, **options):
                     lambda cut, name=name, size=size: run_operation(name, size, cut),
                     judge_operation,
                     f'--only "{name}" --size {size}',
+                    1 if size == 2 else AT_ONCE,  # a third rank's evidence is waited for
                 )
         made, seconds = sum(found.cases.values()) - before, time.monotonic() - began
         tell(f"{name}: {made} cuts, {len(found.failures)} failures so far, {seconds:.0f} s")

@@ -21,6 +21,7 @@ import contextlib
 import gc
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
@@ -315,8 +316,8 @@ def watchdog():
         signal.signal(signal.SIGALRM, previous)
 
 
-def run_memory(count, seed):
-    """One shard of ``memory``. A dict of figures, and what failed."""
+def run_memory(count, seed, seconds=math.inf):
+    """One shard of ``memory``, for ``seconds`` at most. A dict of figures, and what failed."""
     failures, memory = [], Memory()
 
     async def main():
@@ -326,8 +327,9 @@ def run_memory(count, seed):
         with pickles_watched() as watch, Refusals() as refusals:
             fuzz = Fuzz(seed, await record_all(), watch)
             watch.sealed = True
-            warm, began = max(count // 20, 5_000), time.process_time()
-            while fuzz.counts["damaged"] < count and len(failures) < 10:
+            warm, began = min(max(count // 20, 5_000), 50_000), time.process_time()
+            until = time.monotonic() + seconds
+            while fuzz.counts["damaged"] < count and len(failures) < 10 and time.monotonic() < until:
                 feed_dog()
                 number, base, called = fuzz.plan()
                 traced = set() if fuzz.counts["victims"] % TRACED == 0 else None
@@ -353,14 +355,14 @@ def run_memory(count, seed):
                         tell(
                             f"{seed}: {fuzz.counts['damaged']} frames, {len(fuzz.lines)} lines, +{memory.growth} MiB"
                         )
-            seconds = time.process_time() - began
+            busy = time.process_time() - began
             return {
                 **fuzz.counts,
                 "outcomes": dict(fuzz.outcomes),
                 "corpus": len(fuzz.corpus),
                 "refusals": sorted(refusals.seen),
                 "lines": sorted(f"{Path(code.co_filename).name}:{line}" for code, line in fuzz.lines),
-                "cpu_seconds": seconds,
+                "cpu_seconds": busy,
                 "memory_mib": memory.growth,
             }
 
@@ -378,7 +380,7 @@ async def over_tcp(fuzz, number, called, frames, gone):
             Placement(rank=rank, size=SIZE, host="127.0.0.1", port=port, rendezvous_fd=None if rank else fd)
             for rank in range(SIZE)
         ]
-        agreed = {"ASYNCCOLL_ALGORITHM": "auto", "safe": str(recording.safe)}
+        agreed = {"ASYNCCOLL_ALGORITHM": "auto", "safe": str(recording.safe), "liveness_timeout": None}
         met = await asyncio.gather(
             *(
                 open_mesh(place, SECRET, timeout=None, init_timeout=20.0, safe=recording.safe)
@@ -587,6 +589,9 @@ def main(arguments=None):
     parser.add_argument("--listener", type=int, default=20_000, help="damaged messages at a listener")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="processes for the first form")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="end the first form then, with what was done"
+    )
     parser.add_argument("--replay", metavar="FILE", help="run one input that failed")
     options = parser.parse_args(arguments)
     quiet()
@@ -599,7 +604,8 @@ def main(arguments=None):
         seeds = [options.seed * 1000 + job for job in range(options.jobs)]
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(options.jobs, context, quiet) as pool:
-            parts = list(pool.map(run_memory, [share] * options.jobs, seeds))
+            limits = [options.minutes * 60] * options.jobs
+            parts = list(pool.map(run_memory, [share] * options.jobs, seeds, limits))
         figures["memory"] = merged([part for part, _ in parts])
         failures += [failure for _, part in parts for failure in part]
     for form, run in (("socket", run_socket), ("listener", run_listener)):

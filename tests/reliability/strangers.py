@@ -28,10 +28,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 import asynccoll
+from asynccoll.net.joiner import Joiner
 from asynccoll.net.launchers import Placement
 from asynccoll.net.rendezvous import form_mesh
 
@@ -353,15 +355,23 @@ def run_ranks(options, failures):
 
 
 async def join_time(half_open):
-    """Seconds in which ranks 1 and 2 join a rank 0 that holds so many silent callers."""
+    """Seconds in which ranks 1 and 2 join a rank 0 that holds so many silent callers, and those until the mesh is up.
+
+    In between rank 0 lets the silent callers go, of whom it holds 128 and one for each rank at most.
+    """
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         port = listener.getsockname()[1]
 
         def form(rank):
-            place = Placement(
-                rank=rank, size=SIZE, host="127.0.0.1", port=port, rendezvous_fd=None if rank else listener.fileno()
-            )  # fmt: skip
+            fd = None if rank else listener.fileno()
+            place = Placement(rank=rank, size=SIZE, host="127.0.0.1", port=port, rendezvous_fd=fd)
             return form_mesh(place, SECRET.encode(), init_timeout=LIMIT)
+
+        welcomed, real = [], Joiner._welcomed
+
+        def welcoming(joiner, *what):
+            welcomed.append(time.perf_counter())
+            real(joiner, *what)
 
         zero = asyncio.ensure_future(form(0))
         silent = []
@@ -372,28 +382,33 @@ async def join_time(half_open):
         for _ in range(200):  # turns in which rank 0 takes the last of them, and lets the oldest go
             await asyncio.sleep(0)
         began = time.perf_counter()
-        links = await asyncio.gather(zero, form(1), form(2))
-        took = time.perf_counter() - began
+        with mock.patch.object(Joiner, "_welcomed", welcoming):
+            links = await asyncio.gather(zero, form(1), form(2))
+        up = time.perf_counter()
         for mesh in links:
             mesh.close()
         for sock in silent:
             sock.close()
-    return took
+    return max(welcomed) - began, up - began
 
 
 async def half_open(count, rounds):
-    """Medians of joins with and without them, interleaved."""
+    """Medians of joins with and without them, interleaved, in milliseconds."""
     times = {0: [], count: []}
     await join_time(0)
     for _ in range(rounds):
         for number in times:
             times[number].append(await join_time(number))
-    quiet, crowded = (statistics.median(found) for found in times.values())
+    (quiet, quiet_up), (crowded, crowded_up) = (
+        [statistics.median(column) * 1e3 for column in zip(*found, strict=True)] for found in times.values()
+    )
     return {
         "held": count,
-        "quiet_ms": round(quiet * 1e3, 1),
-        "crowded_ms": round(crowded * 1e3, 1),
+        "joined_ms_quiet": round(quiet, 1),
+        "joined_ms_crowded": round(crowded, 1),
         "ratio": round(crowded / quiet, 2),
+        "up_ms_quiet": round(quiet_up, 1),
+        "up_ms_crowded": round(crowded_up, 1),
     }
 
 

@@ -158,13 +158,27 @@ def _troubled(comm):
     yield comm.barrier()
 
 
+def _lost(comm):
+    """Rank 3 dies in the midst of it."""
+    yield comm.barrier()
+    if comm.rank != 3:
+        yield comm.allreduce(floats(comm, 4))
+        yield comm.recv(3)
+        yield comm.barrier(key="k")
+        yield comm.new_group((0, 1, 2)).allreduce(floats(comm, 3))
+
+
+DIES = {_lost: 3}
+"""Program -> the rank that dies when all that it can do is done."""
+
+
 class _Unpicklable:
     def __reduce__(self):
         raise ValueError("it does not pickle")
 
 
-SCENARIOS = (_small, _moving, _objects, _bulk, _keyed, _messages, _groups, _troubled)
-SAFE = tuple(program for program in SCENARIOS if program is not _troubled)
+SCENARIOS = (_small, _moving, _objects, _bulk, _keyed, _messages, _groups, _troubled, _lost)
+SAFE = tuple(program for program in SCENARIOS if program not in (_troubled, _lost))
 """Those that mean the same with ``safe=True`` on every rank."""
 
 
@@ -217,13 +231,21 @@ async def record(victim, program, safe):
         return moved
 
     works = [list(program(comm)) for comm in comms]
-    for pause in (0.0, 1.0):  # once more when the timers of an inquest have run out
-        while move() or pause:
-            await asyncio.sleep(pause)
-            pause = 0.0
-    for comm in reversed(comms):
-        await comm.close()
-        move()
+    while move():
+        await asyncio.sleep(0)
+    dead = DIES.get(program)
+    if dead is not None:
+        for tape in tapes:
+            if tape is not tapes[dead]:
+                tape.lose(dead, "it died")
+        tapes[dead].sink = None
+    await asyncio.sleep(1.0)  # the timers of an inquest run out
+    while move():
+        await asyncio.sleep(0)
+    for rank in range(SIZE - 1, -1, -1):
+        if rank != dead:
+            await comms[rank].close()
+            move()
     for work in (work for row in works for work in row):
         if work.done() and not work.cancelled():
             work.exception()
