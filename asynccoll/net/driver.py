@@ -82,7 +82,7 @@ class NetDriver(Pump):
     def _readable(self, peer: int, sock: socket.socket) -> None:
         engine = self.engine
         left = SLICE
-        reason = "connection closed without goodbye"
+        reason, silent = "connection closed without goodbye", False
         self.busy = True
         try:
             while left > 0:
@@ -94,10 +94,10 @@ class NetDriver(Pump):
                     break
                 except OSError as error:
                     reason = f"connection broken: {error.strerror or error}"
-                    self._ended(peer, reason, silent=error.errno in _UNREACHABLE)
+                    self._ended(peer, reason, error.errno in _UNREACHABLE)
                     break
                 if not got:
-                    self._ended(peer, reason)
+                    self._ended(peer, reason, silent)
                     break
                 self.bytes_received += got
                 if not engine.received(peer, got, self.loop.time()) or peer not in self._sockets:
@@ -106,7 +106,7 @@ class NetDriver(Pump):
                     failed = self._failed(peer, sock) if self._once else None
                     if failed is None:
                         break
-                    reason = failed  # now what is left is read, to its end
+                    reason, silent = failed  # now what is left is read, to its end
                 left -= got
             else:
                 if self._once:
@@ -120,13 +120,15 @@ class NetDriver(Pump):
                 self._soon(peer, sock)
             self.flush()
 
-    def _failed(self, peer: int, sock: socket.socket) -> str | None:
-        """What is wrong with the socket, if anything. Asking takes the error away, so a later read will not raise it.
+    def _failed(self, peer: int, sock: socket.socket) -> tuple[str, bool] | None:
+        """What is wrong with the socket, if anything, and whether that is mere silence. Asking takes the error away, so a later read will not raise it.
 
         Asked only where the loop tells of an error once; another read would tell too, but raises whenever all is well.
         """
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        return f"connection broken: {os.strerror(code)}" if code else self._mute.get(peer)
+        if code:
+            return f"connection broken: {os.strerror(code)}", code in _UNREACHABLE
+        return (self._mute[peer], False) if peer in self._mute else None
 
     def _soon(self, peer: int, sock: socket.socket) -> None:
         """Read on after the loop had its turn, whether or not it tells of more."""
