@@ -4,7 +4,7 @@
 
     AsynccollError
     ├── CollectiveError            one operation failed: .op .seq .key .group .rank .elapsed
-    │   ├── PeerLost               a rank died or became unreachable: .peer .peers .reason
+    │   ├── PeerLost               a rank died or became unreachable: .peer .peers .reason .addresses
     │   ├── CollectiveTimeout      (also TimeoutError) the deadline passed: .missing
     │   ├── CollectiveMismatch     ranks disagree on what to do: .field .values
     │   ├── CollectiveCancelled    another rank cancelled it: .origin
@@ -129,9 +129,18 @@ class PeerLost(CollectiveError):
         peer: the lowest lost rank.
         peers: every rank of the communicator known to be lost.
         reason: what was observed, for example ``"connection closed without goodbye"``.
+        addresses: rank -> ``"host:port"`` of the lost ranks, where it is known.
     """
 
-    def __init__(self, peers: Iterable[int], reason: str, context: OpContext = OpContext()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        peers: Iterable[int],
+        reason: str,
+        context: OpContext = OpContext(),  # noqa: B008
+        *,
+        addresses: Mapping[int, str] | None = None,
+    ) -> None:
+        self.addresses = dict(addresses or {})
         self.peers = frozenset(peers)
         self.peer = min(self.peers)
         self.reason = reason
@@ -142,7 +151,9 @@ class PeerLost(CollectiveError):
                 "Look at that process's own output for the cause; go on without it by shrink(), or close this communicator and "
                 "start again."
             )
-        super().__init__(f"lost {name_ranks(self.peers)} ({reason}). {remedy}", context)
+        places = [self.addresses[rank] for rank in sorted(self.addresses)[:4]]
+        where = f"; at {', '.join(places)}" if places else ""
+        super().__init__(f"lost {name_ranks(self.peers)} ({reason}{where}). {remedy}", context)
 
 
 class CollectiveTimeout(CollectiveError, TimeoutError):

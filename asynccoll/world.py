@@ -323,6 +323,7 @@ async def open_mesh(
         node_rank = list(dict.fromkeys(hosts)).index(own)
     options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank, safe)
     engine = Engine(links.rank, links.size)
+    engine.peers.addresses.update(links.addresses)
     driver = NetDriver(engine, loop, links.sockets, links.pulses, liveness_timeout)
     return Communicator(driver, options=options)
 

@@ -22,7 +22,6 @@ from asynccoll.errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     CommunicatorClosed,
-    PeerLost,
     ProtocolError,
     RemoteError,
 )
@@ -292,7 +291,7 @@ class Aborts:
         if reason == "closed":
             cause = str(body.get("cause", "closed"))
             if body.get("ended") is True:
-                return PeerLost([rank], cause, context)
+                return self._engine.departures.error(self._engine.group(op.comm), [rank], cause, op)
             return CommunicatorClosed(rank, context, cause=cause)
         return self._remote(op, rank, body)
 

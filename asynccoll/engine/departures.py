@@ -89,7 +89,7 @@ class Departures:
         if dead:
             ranks = sorted(group.index[rank] for rank in dead)
             reason = losses.out[group.members[ranks[0]]].reason
-            return PeerLost(ranks, reason, op.context(self._engine.now))
+            return self.error(group, ranks, reason, op)
         if self._undecided(op):
             return None
         for peer, farewell in group.left.items():
@@ -111,11 +111,17 @@ class Departures:
             op.members if op.needs is None else op.needs
         )
 
+    def error(self, group: Group, ranks: Iterable[int], reason: str, op: Operation) -> PeerLost:
+        """The error that ends ``op`` because these group ranks are lost."""
+        ranks, known = list(ranks), self._engine.peers.addresses
+        addresses = {rank: known[group.members[rank]] for rank in ranks if group.members[rank] in known}
+        return PeerLost(ranks, reason, op.context(self._engine.now), addresses=addresses)
+
     def _farewell(self, group: Group, op: Operation, peer: int, farewell: Farewell) -> Exception:
         context = op.context(self._engine.now)
         rank = group.index[peer]
         if farewell.ended:
-            return PeerLost([rank], farewell.cause, context)
+            return self.error(group, [rank], farewell.cause, op)
         return CommunicatorClosed(rank, context, cause=farewell.cause)
 
     def blamed(self, group: Group) -> list[int]:
@@ -133,7 +139,7 @@ class Departures:
         context = op.context(self._engine.now)
         blamed = self.blamed(group)
         if blamed:  # the others know of them
-            self._aborts.end(op, PeerLost(blamed, _GONE, context))
+            self._aborts.end(op, self.error(group, blamed, _GONE, op))
             return
         self._aborts.broadcast(op, {"reason": "closed", "cause": clipped(cause, 1024), "ended": ended})
         self._aborts.end(op, CommunicatorClosed(group.rank, context, cause=cause))

@@ -37,6 +37,8 @@ class Peers:
         self._engine = engine
         self._groups = groups
         self._outgoing = outgoing
+        self.addresses: dict[int, str] = {}
+        """World rank -> ``"host:port"``, for errors, where whoever made the links knows it."""
         self.inbounds: dict[int, Inbound] = {}
         """Made at the first byte of a peer."""
         self.gone: set[int] = set()

@@ -121,7 +121,8 @@ class NetDriver(Pump):
             self.flush()
 
     def _failed(self, peer: int, sock: socket.socket) -> tuple[str, bool] | None:
-        """What is wrong with the socket, if anything, and whether that is mere silence. Asking takes the error away, so a later read will not raise it.
+        """What is wrong with the socket, if anything, and whether that is mere silence. Asking takes the error away, so a later
+        read will not raise it.
 
         Asked only where the loop tells of an error once; another read would tell too, but raises whenever all is well.
         """
