@@ -27,7 +27,7 @@ async def surveyed(names, sizes=(2,), **options):
 async def test_a_cut_operation_is_right_or_names_the_other_end(size):
     found = await surveyed(OPERATIONS, [size], step=20 * size * size, hows=("fin", "rst"))
     for how in ("fin", "rst"):
-        assert found.kinds[how].keys() == {"lost", "lost+right", "right"}
+        assert {"lost", "lost+right", "right"} <= found.kinds[how].keys()
 
 
 async def test_a_stalled_operation_ends_at_its_time_limit():
