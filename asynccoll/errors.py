@@ -139,14 +139,16 @@ class PeerLost(CollectiveError):
         context: OpContext = OpContext(),  # noqa: B008
         *,
         addresses: Mapping[int, str] | None = None,
+        remedy: str = "",
     ) -> None:
+        """``remedy``: what to do, in place of the usual."""
         self.addresses = dict(addresses or {})
         self.peers = frozenset(peers)
         self.peer = min(self.peers)
         self.reason = reason
-        if reason.startswith(EVICTED):
+        if not remedy and reason.startswith(EVICTED):
             remedy = "The others go on without this process; close the communicator, and join a new mesh."
-        else:
+        elif not remedy:
             remedy = (
                 "Look at that process's own output for the cause; go on without it by shrink(), or close this communicator and "
                 "start again."

@@ -203,6 +203,7 @@ class Departures:
                 there,
                 f"they are silent, and may be alive behind a broken network: {sides}, and only the larger part may go on, "
                 "or of equal halves the one with the lowest rank",
+                remedy="Close this communicator and end here: the others may be going on.",
             )
         return None
 

@@ -357,3 +357,15 @@ class TestFrames:
         assert kinds(wires.take(0, 2)) == [wire.LOST]
         wires.feed(0, 2, wire.lost_frame({"entries": [entry, [2, 3, 0, "reset", False]]}))
         assert kinds(wires.take(0, 2)) == []
+
+
+def test_the_smaller_part_is_told_to_end_and_not_to_shrink():
+    wires = Wires(3, [2])
+    for peer in (0, 1):
+        wires.engines[2].silent(peer, "unresponsive", 0.0)
+    wires.collect(2)
+    wires.agree()
+    error = wires.engines[2].departures.may_go_on((0, 1, 2), 0)
+    assert error.peers == {0, 1}
+    assert "shrink" not in str(error)
+    assert "end here" in str(error)
