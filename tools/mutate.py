@@ -5,7 +5,8 @@
     python -m tools.mutate --only 17              one of them, with what the tests say
 
 The breakages are drawn from the syntax trees by a seed, so a list repeats as long as the sources do. Each runs in a copy of the
-repository: first the tests of its own module, then those of the engine and the algorithms, then random schedules in the simulation.
+repository: first the tests of its own module, then a few random programs in the simulation, then the tests of the engine and the
+algorithms, more random programs, and the conformance suite in the simulation.
 """
 
 from __future__ import annotations
@@ -178,8 +179,8 @@ def commands(breakage: Breakage) -> list[list[str]]:
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
     wider = ["tests/engine", "tests/algorithms", "tests/test_reduction.py"]
     runs = [[*pytest, *own]] if own else []
-    runs.append([*pytest, *wider])
-    runs.append([sys.executable, "-m", "asynccoll", "soak", "--seeds", "150"])
+    soak = [sys.executable, "-m", "asynccoll", "soak", "--seeds"]
+    runs += [[*soak, "40"], [*pytest, *wider], [*soak, "200"]]
     runs.append([*pytest, "tests/conformance", "-k", "sim", "--worlds", "sim"])
     return runs
 
