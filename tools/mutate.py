@@ -6,7 +6,7 @@
 
 The breakages are drawn from the syntax trees by a seed, so a list repeats as long as the sources do. Each runs in a copy of the
 repository: first the tests of its own module, then a few random programs in the simulation, then the tests of the engine and the
-algorithms, more random programs, and the conformance suite in the simulation.
+algorithms, more random programs, and with ``--thorough`` the conformance suite in the simulation.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def draw(count: int, seed: int) -> list[Breakage]:
     return list(lines.values())[:count]
 
 
-def commands(breakage: Breakage) -> list[list[str]]:
+def commands(breakage: Breakage, thorough: bool) -> list[list[str]]:
     """What to run, the most likely to notice first."""
     module = Path(breakage.path)
     own = [
@@ -181,18 +181,19 @@ def commands(breakage: Breakage) -> list[list[str]]:
     runs = [[*pytest, *own]] if own else []
     soak = [sys.executable, "-m", "asynccoll", "soak", "--seeds"]
     runs += [[*soak, "40"], [*pytest, *wider], [*soak, "200"]]
-    runs.append([*pytest, "tests/conformance", "-k", "sim", "--worlds", "sim"])
+    if thorough:
+        runs.append([*pytest, "tests/conformance", "-k", "sim", "--worlds", "sim"])
     return runs
 
 
-def noticed(breakage: Breakage, tree: Path, *, show: bool = False) -> str | None:
+def noticed(breakage: Breakage, tree: Path, *, thorough: bool = False, show: bool = False) -> str | None:
     """Which run noticed the breakage, in the copy ``tree``; None if none did."""
     target = tree / breakage.path
     kept = target.read_text(encoding="utf-8")
     target.write_text(breakage.source(), encoding="utf-8")
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        for command in commands(breakage):
+        for command in commands(breakage, thorough):
             try:
                 done = subprocess.run(
                     command, cwd=tree, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -218,6 +219,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="which")
     parser.add_argument("--first", type=int, default=0, help="begin with this one")
     parser.add_argument("--only", type=int, metavar="N", help="run this one and show what the tests say")
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="run the conformance suite too, which takes minutes for each survivor",
+    )
     parser.add_argument("--list", action="store_true", help="print the breakages and run nothing")
     options = parser.parse_args()
     found = draw(options.count, options.seed)
@@ -238,7 +244,7 @@ def main() -> int:
         ignore = shutil.ignore_patterns(".git", ".tox", "__pycache__", ".*_cache", "*.egg-info")
         shutil.copytree(ROOT, tree, ignore=ignore)
         for number, breakage in chosen:
-            who = noticed(breakage, tree, show=options.only is not None)
+            who = noticed(breakage, tree, thorough=options.thorough, show=options.only is not None)
             print(
                 f"{number:3} {'noticed' if who else 'SURVIVED'} {breakage}  [{who}]",
                 file=sys.stderr,
