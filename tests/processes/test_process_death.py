@@ -266,5 +266,5 @@ start(main())
         says = "" if rank == 0 else ", says rank 0"
         last = process.errors.rstrip().splitlines()[-1]
         assert "PeerLost: " in last
-        assert f"lost rank 0 (internal error: MemoryError: no room for a frame{says})" in last
+        assert f"lost rank 0 (internal error: MemoryError: no room for a frame{says}; at 127.0.0.1:" in last
     assert "MemoryError: no room for a frame\n" in ended[0].errors  # with its traceback, from the loop
