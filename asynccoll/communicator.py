@@ -16,7 +16,7 @@ from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.programs.items import nothing
-from asynccoll.errors import NotInitialized, OpContext, PeerLost
+from asynccoll.errors import CommunicatorClosed, NotInitialized, OpContext, PeerLost
 from asynccoll.groups import Lineage, distinct_ranks, group_id, ranks_of, survivors_id
 from asynccoll.objects import PICKLES, PLAIN, describe_error
 from asynccoll.pump import Pump
@@ -226,12 +226,13 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         limit = seconds(timeout, "timeout", self._options.timeout)
         _check_name(name)
         root, root_name, all_members, made = self._lineage
+        peers = self._pump.engine.peers
         departures = self._pump.engine.departures
         while True:
-            refusal = departures.may_go_on(all_members, root)
+            elapsed = self._loop.time() - started
+            refusal = departures.may_go_on(self.ranks, root)
             if refusal is not None:
-                rank = all_members.index(self.ranks[self.rank])
-                refusal.place(OpContext("shrink", -1, root_name, rank, self._loop.time() - started))
+                refusal.place(OpContext("shrink", -1, self._name, self.rank, elapsed))
                 raise refusal
             members = departures.survivors(all_members, root)
             count = made[members] = made.get(members, 0) + 1
@@ -241,9 +242,14 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
             group = self._sub(comm, label, self._lineage)
             try:
                 # Not the method of a subclass that hands calls over to this loop from other threads.
-                await Communicator._call(group, "shrink", lambda: calls.meeting(name), limit, None, name)
+                left = None if limit is None else max(limit - elapsed, 0.001)
+                await Communicator._call(group, "shrink", lambda: calls.meeting(name), left, None, name)
             except PeerLost:  # another one: once more, without it
                 self._pump.leave(comm, "failed: another rank was lost")
+            except CommunicatorClosed as error:
+                self._pump.leave(comm, "failed: a rank has left")
+                if self.closed or not peers.left(members[error.origin]):
+                    raise
             except BaseException as error:
                 self._pump.leave(comm, f"failed with {describe_error(error)}")
                 raise

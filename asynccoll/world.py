@@ -324,7 +324,11 @@ async def open_mesh(
     options = Options(timeout, algorithm, links.welcome.get("table"), local_rank, node_rank, safe)
     engine = Engine(links.rank, links.size)
     engine.peers.addresses.update(links.addresses)
-    driver = NetDriver(engine, loop, links.sockets, links.pulses, liveness_timeout)
+    try:
+        driver = NetDriver(engine, loop, links.sockets, links.pulses, liveness_timeout)
+    except BaseException:  # no thread for the heartbeats: re-raised
+        links.close()
+        raise
     return Communicator(driver, options=options)
 
 

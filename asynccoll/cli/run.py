@@ -97,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         help="time from asking ranks to end to killing them (default: %(default)g)",
     )
     parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="a rank that fails does not stop the others, for programs that shrink(); the exit code is still the first failure's",
+    )
+    parser.add_argument(
         "--no-prefix", dest="prefix", action="store_false", help="whole lines, but without the rank in front"
     )
     return parser
@@ -175,6 +180,7 @@ def _run(options: argparse.Namespace, command: list[str]) -> int:
         try:
             cause = job.supervise(
                 timeout=options.timeout,
+                keep_going=options.keep_going,
                 signals=signals,
                 notify=lambda text, rank: output.notice(f"asynccoll run: {text}", rank),
             )

@@ -26,7 +26,7 @@ _DEFAULT_RANKS: Final = (2, 16)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command; its exit code. 1: a seed failed, or a rare branch was not reached."""
+    """Run the command; its exit code. 1: a seed failed, or a rare branch was not reached. 130: Ctrl-C before the last seed."""
     parser = _parser()
     try:
         options = parser.parse_args(list(argv))
@@ -166,7 +166,9 @@ def _soak(options: argparse.Namespace) -> int:
     incomplete = bool(tally.missing) and (options.rare or tally.seeds >= ALL_RARE)
     if incomplete:
         print(f"never reached: {'; '.join(tally.missing)}", file=sys.stderr)
-    return 1 if tally.failures or incomplete else 0
+    if tally.failures or incomplete:
+        return 1
+    return 130 if tally.seeds < options.seeds else 0  # as a shell reports Ctrl-C: not all was run
 
 
 def _command(seed: int, options: argparse.Namespace) -> str:

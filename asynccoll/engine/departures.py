@@ -187,7 +187,7 @@ class Departures:
         return tuple(rank for rank in members if rank not in self._losses.out and rank not in left)
 
     def may_go_on(self, members: Sequence[int], comm: int) -> PeerLost | None:
-        """Why this rank may not go on with the survivors of these; None if it may.
+        """Why this rank may not go on with the survivors of these world ranks; None if it may. Its numbers are their places here.
 
         Ranks that have fallen silent may be alive on the other side of a partition, and think the same of this side: only one side
         may go on, the larger one, or of equal halves that with the lowest rank.

@@ -129,6 +129,7 @@ class Job:
         self,
         *,
         timeout: float | None = None,
+        keep_going: bool = False,
         signals: SignalPipe | None = None,
         notify: Callable[[str, int | None], None] = lambda text, rank: None,
         on_end: Callable[[Exit], None] = lambda end: None,
@@ -141,6 +142,7 @@ class Job:
 
         Args:
             timeout: seconds from the start of the job; None is no limit.
+            keep_going: a rank that fails does not stop the others, which may `shrink`; it is the cause all the same.
             signals: an open pipe, for callers that handle signals.
             notify: is given one line of text for people, and the rank that it is about or None.
             on_end: is given the end of every rank, as it is observed.
@@ -171,7 +173,12 @@ class Job:
             for member in ended:
                 end = self._reap(member)
                 on_end(end)
-                if end.returncode and self._kill_at is None:
+                if end.returncode and keep_going and self._kill_at is None:
+                    cause = cause or end
+                    notify(
+                        f"{end}; {name_ranks(self.running)} go on" if self._running else str(end), end.rank
+                    )
+                elif end.returncode and self._kill_at is None:
                     cause = end
                     notify(f"{end}; stopping the others" if self._running else str(end), end.rank)
                     self._ask(signal.SIGTERM)

@@ -162,22 +162,30 @@ class _Thread:
     def add(self, watch: Watch) -> None:
         """Serve ``watch`` from now on."""
         with self.lock:
-            self._watches.add(watch)
             if self._thread is None:
-                self._selector = selectors.DefaultSelector()
-                ends = socket.socketpair()
-                for end in ends:
-                    end.setblocking(False)
-                self._waker = ends[0]
-                self._selector.register(ends[1], selectors.EVENT_READ)
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._selector, ends), name="asynccoll-pulse", daemon=True
-                )
-                self._thread.start()  # it waits for the lock
+                self._begin()
+            self._watches.add(watch)
             assert self._selector is not None
             for peer, sock in watch.sockets.items():
                 self._selector.register(sock, selectors.EVENT_READ, (watch, peer))
             self._wake()
+
+    def _begin(self) -> None:
+        selector, ends = selectors.DefaultSelector(), socket.socketpair()
+        for end in ends:
+            end.setblocking(False)
+        selector.register(ends[1], selectors.EVENT_READ)
+        thread = threading.Thread(
+            target=self._run, args=(selector, ends), name="asynccoll-pulse", daemon=True
+        )
+        try:
+            thread.start()  # it waits for the lock
+        except RuntimeError:  # the system gives no more threads: re-raised
+            selector.close()
+            for end in ends:
+                end.close()
+            raise
+        self._selector, self._waker, self._thread = selector, ends[0], thread
 
     def remove(self, watch: Watch) -> None:
         """Serve ``watch`` no more and close its sockets. Without another one the thread has ended when this returns."""
@@ -213,32 +221,36 @@ class _Thread:
         me, wakee = threading.current_thread(), ends[1]
         latest = time.monotonic()
         with self.lock:
-            while self._thread is me:
-                deadline = min(watch.deadline for watch in self._watches)
-                self.lock.release()
-                try:
-                    events = selector.select(max(0.0, deadline - time.monotonic()))
-                finally:
-                    self.lock.acquire()
-                now = time.monotonic()
-                gap, latest = now - latest, now
-                for key, _ in events:
-                    if key.fileobj is wakee:
-                        with contextlib.suppress(OSError):
-                            wakee.recv(4096)
-                    elif key.data[0] in self._watches:
-                        watch, peer = key.data
-                        if watch.read(peer):
-                            selector.unregister(key.fileobj)  # its clock goes on
-                for watch in list(self._watches):
-                    if gap > watch.interval + watch.timeout / 2:
-                        watch.restart(now)
-                    watch.look(now)
-                    if now >= watch.next_beat:
-                        watch.beat(now)
-            selector.close()
-            for end in ends:
-                end.close()
+            try:
+                while self._thread is me:
+                    deadline = min(watch.deadline for watch in self._watches)
+                    self.lock.release()
+                    try:
+                        events = selector.select(max(0.0, deadline - time.monotonic()))
+                    finally:
+                        self.lock.acquire()
+                    now = time.monotonic()
+                    gap, latest = now - latest, now
+                    for key, _ in events:
+                        if key.fileobj is wakee:
+                            with contextlib.suppress(OSError):
+                                wakee.recv(4096)
+                        elif key.data[0] in self._watches:
+                            watch, peer = key.data
+                            if watch.read(peer):
+                                selector.unregister(key.fileobj)  # its clock goes on
+                    for watch in list(self._watches):
+                        if gap > watch.interval + watch.timeout / 2:
+                            watch.restart(now)
+                        watch.look(now)
+                        if now >= watch.next_beat:
+                            watch.beat(now)
+            finally:
+                if self._thread is me:  # a defect: the next mesh gets a thread that runs
+                    self._thread = None
+                selector.close()
+                for end in ends:
+                    end.close()
 
     def forget(self) -> None:
         """In a forked child: it has copies of the sockets, and no thread."""
@@ -249,6 +261,9 @@ class _Thread:
             watch.sockets.clear()
             watch.heard.clear()
         self._watches.clear()
+        if self._thread is not None and self._selector is not None and self._waker is not None:
+            self._selector.close()
+            self._waker.close()
         self._thread = None
 
 

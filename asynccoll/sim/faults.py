@@ -41,6 +41,13 @@ class _Moment:
             raise ValueError(f"at={self.at!r} is not a number of seconds from 0 on")
         if self.after is not None and not self.after >= 1:
             raise ValueError(f"after={self.after!r} is not a number of pieces from 1 on")
+        for name, least in (("seconds", 0), ("delay", 0), ("piece", 1)):
+            value = getattr(self, name, None)
+            if value is not None and not value >= least:
+                raise ValueError(f"{name}={value!r} of {type(self).__name__} is below {least}")
+        how = getattr(self, "how", "fin")
+        if how not in ("fin", "rst", "stall"):
+            raise ValueError(f"how={how!r} is not a way to cut; use 'fin', 'rst' or 'stall'")
 
     def where(self) -> frozenset[int]:
         """The ranks that it strikes."""

@@ -26,6 +26,13 @@ class Conditions:
     buffer: int = 1 << 18
     """Bytes that a link holds before the writer has to wait."""
 
+    def __post_init__(self) -> None:
+        if not self.delay >= 0:
+            raise ValueError(f"delay={self.delay!r} is not a number of seconds from 0 on")
+        for name in ("piece", "buffer"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a number of bytes from 1 on")
+
 
 class Link:
     """One direction between two ranks."""

@@ -172,3 +172,41 @@ async def test_groups_of_survivors_go_on_through_a_loss_and_a_shrink(world):
         assert await work == 3
         inner = [comm.new_group([0, 1]) for comm in shrunk[:2]]
         assert await on_all(inner, lambda comm: comm.allreduce(comm.rank)) == [1, 1]
+
+
+async def test_ranks_in_its_errors_are_those_of_the_communicator_that_is_shrunk(world):
+    async with world(4) as comms:
+        size = len(comms)
+        crash(comms[0])
+        first = await on_all(comms[1:], lambda comm: comm.shrink())
+        for error in await outcomes(first[:-1], lambda comm: comm.shrink(timeout=0.3)):
+            assert type(error) is CollectiveTimeout
+            assert error.missing == {size - 2}
+
+
+async def test_a_survivor_that_leaves_while_the_others_shrink_is_left_behind(world):
+    async with world(4) as comms:
+        size = len(comms)
+        crash(comms[0])
+        await settle()
+        waits = [asyncio.ensure_future(comm.shrink()) for comm in comms[2:]]
+        await settle()
+        closing = asyncio.ensure_future(comms[1].close())
+        await works(await asyncio.gather(*waits), list(range(2, size)))
+        await closing
+
+
+async def test_its_limit_is_that_of_the_whole_call(world):
+    if not in_virtual_time():
+        pytest.skip("asserts elapsed time")
+    async with world(6) as comms:
+        loop = asyncio.get_running_loop()
+        crash(comms[-1])
+        wait = asyncio.ensure_future(comms[0].shrink(timeout=2.0))
+        started = loop.time()
+        for at in (-2, -3):
+            await asyncio.sleep(0.8)
+            crash(comms[at])
+        with pytest.raises(CollectiveTimeout):
+            await wait
+        assert loop.time() - started < 3.0

@@ -351,8 +351,8 @@ class RelayedCall(dialing.Call):
 
     __slots__ = ()
 
-    def __init__(self, host, port, secret, hello):
-        super().__init__(host, _interpose.get()(hello, port), secret, hello)
+    def __init__(self, host, port, secret, hello, tls=None):
+        super().__init__(host, _interpose.get()(hello, port), secret, hello, tls)
 
 
 class Detour:
