@@ -76,11 +76,12 @@ def backlog(size: int) -> int:
     return min(4096, max(128, 2 * size))
 
 
-def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
+def listen(endpoint: Endpoint, size: int, *, reuse: bool, both: bool = False) -> socket.socket:
     """A listening socket at ``endpoint`` for a mesh of ``size`` ranks. OSError where that is not to be had.
 
     ``reuse``: take a port over whose last connections are in TIME_WAIT (never one that is listened on). Not
-    for port 0, where it would let the kernel choose a port that others hold.
+    for port 0, where it would let the kernel choose a port that others hold. ``both``: at ``::``, take callers
+    over IPv4 too.
     """
     family, address = endpoint
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -89,7 +90,7 @@ def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
         if reuse and os.name == "posix":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
         sock.bind(address)
         sock.listen(backlog(size))
         sock.setblocking(False)
