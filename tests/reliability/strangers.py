@@ -100,7 +100,7 @@ class Crowd:
         self.calls = 0
 
     def run(self, seconds, stop=lambda: False):
-        """Call for so long."""
+        """Call for so long. Once: what it takes is given back at the end."""
         began = time.monotonic()
         sayings = list(SAYINGS.items())
         while (elapsed := time.monotonic() - began) < seconds and not stop():
@@ -117,6 +117,7 @@ class Crowd:
             self._end(key.fileobj, "left unanswered")
         for sock in self.silent:
             sock.close()
+        self.selector.close()
         return time.monotonic() - began
 
     def _call(self, port, kind, said):
