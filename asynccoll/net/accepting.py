@@ -2,7 +2,8 @@
 
 Whatever a stranger sends or withholds, he costs one socket and at most `asynccoll.net.handshake.LIMIT` bytes
 for at most `HANDSHAKE_TIMEOUT`; when too many wait at once, the one that has waited longest goes. (Refusing
-the newest instead would let silent strangers shut the ranks out.)
+the newest instead would let silent strangers shut the ranks out.) While he is silent there is no task for him,
+so that many of them do not delay the ranks, not even by being shown out when the mesh is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from asynccoll.errors import AuthenticationError, ProtocolError, RendezvousError
 from asynccoll.net import handshake
@@ -25,7 +28,7 @@ from asynccoll.net.sockets import (
     Endpoint,
     Layered,
     channel_of,
-    peer_name,
+    format_address,
     prepare,
     reason,
     receive_exactly,
@@ -61,6 +64,8 @@ _HELLO_READ = 1 << 14
 _OF_RANKS = (handshake.Refused, handshake.VersionMismatch, handshake.TlsMismatch, AuthenticationError)
 """What only a rank that is set up wrongly runs into, as a rule: told in preference to the noise of strangers."""
 
+_TOO_SLOW = "no handshake within {:g} s"
+
 _log = logging.getLogger("asynccoll")
 
 
@@ -71,11 +76,12 @@ def backlog(size: int) -> int:
     return min(4096, max(128, 2 * size))
 
 
-def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
+def listen(endpoint: Endpoint, size: int, *, reuse: bool, both: bool = False) -> socket.socket:
     """A listening socket at ``endpoint`` for a mesh of ``size`` ranks. OSError where that is not to be had.
 
     ``reuse``: take a port over whose last connections are in TIME_WAIT (never one that is listened on). Not
-    for port 0, where it would let the kernel choose a port that others hold.
+    for port 0, where it would let the kernel choose a port that others hold. ``both``: at ``::``, take callers
+    over IPv4 too.
     """
     family, address = endpoint
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -84,7 +90,7 @@ def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
         if reuse and os.name == "posix":
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
         sock.bind(address)
         sock.listen(backlog(size))
         sock.setblocking(False)
@@ -94,12 +100,17 @@ def listen(endpoint: Endpoint, size: int, *, reuse: bool) -> socket.socket:
     return sock
 
 
-async def shake(sock: socket.socket, machine: handshake.Machine) -> tuple[Hello, Answer]:
+async def shake(
+    sock: socket.socket, machine: handshake.Machine, due: float | None = None
+) -> tuple[Hello, Answer]:
     """Run one side of a handshake over ``sock``, which stays the caller's: first that of TLS, if there is one.
 
-    TimeoutError after `HANDSHAKE_TIMEOUT`; otherwise what ``machine`` raises, or OSError from the socket.
+    TimeoutError at ``due`` (loop time; None: after `HANDSHAKE_TIMEOUT`); otherwise what ``machine`` raises, or
+    OSError from the socket.
     """
-    async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+    if due is None:
+        due = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT
+    async with asyncio.timeout_at(due):
         if isinstance(sock, Layered):
             await sock.handshake()
         step = next(machine)
@@ -165,6 +176,18 @@ class Strangers:
         return f" {plural} dropped meanwhile, for example from {self.last}."
 
 
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """A connection that was accepted, and has not got through its handshake."""
+
+    sock: socket.socket
+    """What to talk over; with TLS, the layer over it from the caller's first bytes on."""
+    peer: str
+    """``host:port`` of its other end. From the accept: a socket that has been reset tells no longer."""
+    due: float
+    """Loop time at which it has to be through."""
+
+
 class Acceptor:
     """Accepts on one listener from `start` to `stop`.
 
@@ -191,12 +214,15 @@ class Acceptor:
         self._judge = judge
         self._arrived = arrived
         self._strangers = strangers
-        # Handshakes under way, oldest first. A connection is in here until `arrived` has it or it is closed.
-        self._half_open: dict[asyncio.Task[None], socket.socket] = {}
+        # Who has not got through yet, oldest first: in here until `arrived` has the socket or it is closed. With
+        # the task of the handshake; None for who has not said a word: the loop watches the descriptor then.
+        self._half_open: dict[_Caller, asyncio.Task[None] | None] = {}
         self._limit = HALF_OPEN + size
         self._scope = TaskScope(on_error)
         # The pending end of a pause in accepting, if any.
         self._resume: asyncio.TimerHandle | None = None
+        # When to look next for those who have been silent for too long; None if nobody needs it.
+        self._lapse: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to accept. ``add_reader`` rather than ``sock_accept``, whose cancellation can lose an
@@ -209,13 +235,17 @@ class Acceptor:
         """Stop accepting and drop everybody who has not got through."""
         if self._resume is not None:
             self._resume.cancel()
+        if self._lapse is not None:
+            self._lapse.cancel()
         asyncio.get_running_loop().remove_reader(self._listener)
+        for caller in [caller for caller, task in self._half_open.items() if task is None]:
+            self._hang_up(caller)
         await self._scope.stop()
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_WAKE):
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -223,7 +253,7 @@ class Acceptor:
                     self._pause(error)
                     return
                 continue  # the caller was gone before we came (ECONNABORTED and the like)
-            self._greet(sock)
+            self._greet(sock, address)
 
     def _pause(self, error: OSError) -> None:
         """Nothing left to accept with: let the oldest go and come back in a moment."""
@@ -234,45 +264,79 @@ class Acceptor:
         self._resume = loop.call_later(_RESOURCE_PAUSE, self.start)
 
     def _drop_oldest(self) -> None:
-        for task, sock in self._half_open.items():
-            if not task.cancelling():
-                self._strangers.dropped(
-                    peer_name(sock), "too many unfinished handshakes, and it had the oldest"
-                )
-                task.cancel()
+        for caller, task in self._half_open.items():
+            if task is None or not task.cancelling():
+                self._strangers.dropped(caller.peer, "too many unfinished handshakes, and it had the oldest")
+                if task is None:
+                    self._hang_up(caller)
+                else:
+                    task.cancel()
                 return
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, address: tuple[Any, ...]) -> None:
+        """Wait for the first bytes of a caller. No task yet: it takes a hundred microseconds to start and cancel."""
         try:
             prepare(sock)
-            if self._tls is not None:
-                sock = self._tls.accepted(sock)
         except OSError:
             sock.close()  # reset before we looked
             return
-        task = self._scope.start(self._shake(sock))
-        self._half_open[task] = sock
-        task.add_done_callback(self._ended)
+        loop = asyncio.get_running_loop()
+        caller = _Caller(sock, format_address(*address[:2]), loop.time() + HANDSHAKE_TIMEOUT)
+        self._half_open[caller] = None
+        loop.add_reader(sock.fileno(), self._begin, caller)
+        if self._lapse is None:
+            self._lapse = loop.call_at(caller.due, self._drop_silent)
         if len(self._half_open) > self._limit:
             self._drop_oldest()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _hang_up(self, caller: _Caller) -> None:
+        """Let go of a caller who has not said a word."""
+        asyncio.get_running_loop().remove_reader(caller.sock.fileno())
+        del self._half_open[caller]
+        caller.sock.close()
+
+    def _drop_silent(self) -> None:
+        """Let those go whose time is up without a word. Handshakes that have begun look to their own time."""
+        loop = asyncio.get_running_loop()
+        self._lapse = None
+        for caller in [caller for caller, task in self._half_open.items() if task is None]:
+            if caller.due > loop.time():
+                self._lapse = loop.call_at(caller.due, self._drop_silent)
+                return
+            self._strangers.dropped(caller.peer, _TOO_SLOW.format(HANDSHAKE_TIMEOUT))
+            self._hang_up(caller)
+
+    def _begin(self, caller: _Caller) -> None:
+        """The caller has said something, or is gone."""
+        asyncio.get_running_loop().remove_reader(caller.sock.fileno())
+        try:
+            if self._tls is not None:
+                caller.sock = self._tls.accepted(caller.sock)
+        except OSError as error:
+            self._strangers.dropped(caller.peer, reason(error))
+            del self._half_open[caller]
+            caller.sock.close()
+            return
+        task = self._half_open[caller] = self._scope.start(self._shake(caller))
+        task.add_done_callback(partial(self._ended, caller))
+
+    def _ended(self, caller: _Caller, _: asyncio.Task[None]) -> None:
         """Close what was not handed over. Here, because a task cancelled before its first step runs no
         ``finally``.
         """
-        sock = self._half_open.pop(task, None)
-        if sock is not None:
-            sock.close()
+        if caller in self._half_open:
+            del self._half_open[caller]
+            caller.sock.close()
 
-    async def _shake(self, sock: socket.socket) -> None:
-        peer = peer_name(sock)
+    async def _shake(self, caller: _Caller) -> None:
+        sock, peer = caller.sock, caller.peer
         machine = handshake.accept(
             self._secret, secrets.token_bytes(handshake.NONCE_BYTES), self._judge, channel_of(sock)
         )
         try:
-            hello, _ = await shake(sock, machine)
+            hello, _ = await shake(sock, machine, caller.due)
         except TimeoutError:
-            self._strangers.dropped(peer, f"no handshake within {HANDSHAKE_TIMEOUT:g} s")
+            self._strangers.dropped(peer, _TOO_SLOW.format(HANDSHAKE_TIMEOUT))
         except handshake.BadProof as error:
             self._strangers.dropped(peer, str(error), claims_rank=True)
         except (RendezvousError, ProtocolError) as error:
@@ -285,10 +349,5 @@ class Acceptor:
         except OSError as error:
             self._strangers.dropped(peer, reason(error))
         else:
-            self._hand_over(hello, sock)
-
-    def _hand_over(self, hello: Hello, sock: socket.socket) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._half_open.pop(task, None)
-        self._arrived(hello, sock)
+            del self._half_open[caller]
+            self._arrived(hello, sock)

@@ -310,15 +310,16 @@ class Coordinator(Party):
         )
 
     def _only_here(self) -> str:
-        """A sentence if rank 0's name, which does not say so, means this host alone here; else nothing."""
+        """A sentence if rank 0 listens for this host alone, and its address does not say so as such; else nothing."""
         if self._listener is None or is_loopback(self.host):
             return ""
         here = self._listener.getsockname()[0]
         if not is_loopback(here):
             return ""
         return (
-            f" {self.host!r} means {here} on this host, which no other host can call: if ranks run elsewhere, correct "
-            "/etc/hosts here, or give rank 0's address as a number."
+            f" Rank 0 listens on {here}, which no other host can call: if ranks run elsewhere, give an address of its "
+            "network interface in place of "
+            f"{self.host!r}."
         )
 
     def _not_linked(self) -> Trouble:

@@ -11,13 +11,14 @@ import contextlib
 import ipaddress
 import os
 import secrets
+import socket
 import stat
 import tempfile
 from pathlib import Path
 
 from asynccoll.errors import RendezvousError
 
-__all__ = ["NO_SECRET", "SECRET_BYTES", "is_loopback", "load_secret"]
+__all__ = ["NO_SECRET", "SECRET_BYTES", "is_loopback", "load_secret", "names_a_host"]
 
 NO_SECRET = b""
 """What ``insecure=True`` uses: everybody knows it, so it keeps strangers out by accident only."""
@@ -76,6 +77,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def names_a_host(host: str) -> bool:
+    """Whether ``host``, as written, is a name of its own: no address, and no name that says by itself that it means
+    loopback on every host (``localhost``, ``ip6-loopback``, ``localhost.localdomain``).
+    """
+    name = host.lower()
+    if "localhost" in name or "loopback" in name:
+        return False
+    try:
+        socket.inet_aton(host)  # also "127.1" and "2130706433", which resolvers take for addresses
+    except (OSError, ValueError):  # ValueError: characters that no address has
+        pass
+    else:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
 
 
 def _per_user_secret() -> bytes:

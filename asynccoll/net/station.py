@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from asynccoll.net.accepting import listen
 from asynccoll.net.dialing import Backoff
 from asynccoll.net.party import Party, Trouble
+from asynccoll.net.secret import names_a_host
 from asynccoll.net.sockets import Endpoint, reason, resolve
 
 __all__ = ["open_station"]
@@ -31,7 +33,9 @@ async def open_station(party: Party) -> socket.socket:
 
     A listener that the launcher holds (``placement.rendezvous_fd``) is duplicated, and stays open for the
     next mesh. Otherwise the name is resolved, again and again until the deadline, and the first of its
-    addresses that belongs to this machine is listened on.
+    addresses that belongs to this machine is listened on. A name that means nothing but loopback here (as many
+    distributions write a host's own name into its /etc/hosts) means another address on other hosts, which is not
+    known here: then all addresses of this machine are listened on.
     """
     fd = party.placement.rendezvous_fd
     if fd is not None:
@@ -51,7 +55,10 @@ async def open_station(party: Party) -> socket.socket:
             trouble = f"the name {party.host!r} of rank 0 did not resolve ({reason(error)})"
             limit = party.deadline
         else:
-            found = _listen_on_first(endpoints, party.placement.size)
+            if names_a_host(party.host) and all(map(_on_loopback, endpoints)):
+                found = _listen_everywhere(endpoints, party)
+            else:
+                found = _listen_on_first(endpoints, party.placement.size)
             if isinstance(found, socket.socket):
                 return found
             refusal, limit = found, patience
@@ -63,12 +70,32 @@ async def open_station(party: Party) -> socket.socket:
         await asyncio.sleep(pause if limit is None else min(pause, limit - now))
 
 
-def _listen_on_first(endpoints: Sequence[Endpoint], size: int) -> socket.socket | OSError:
-    """Listen on the first endpoint that belongs to this machine, else the reason why the first did not do."""
+def _on_loopback(endpoint: Endpoint) -> bool:
+    return ipaddress.ip_address(endpoint[1][0]).is_loopback
+
+
+def _listen_everywhere(endpoints: Sequence[Endpoint], party: Party) -> socket.socket | OSError:
+    """Listen on all addresses of the families of ``endpoints``: with both, on one socket, if the system has IPv6."""
+    families = {family for family, _ in endpoints}
+    wide: list[Endpoint] = []
+    if socket.AF_INET6 in families:
+        wide.append((socket.AF_INET6, ("::", party.port, 0, 0)))
+    if socket.AF_INET in families:
+        wide.append((socket.AF_INET, ("0.0.0.0", party.port)))
+    return _listen_on_first(wide, party.placement.size, both=len(wide) > 1)
+
+
+def _listen_on_first(
+    endpoints: Sequence[Endpoint], size: int, *, both: bool = False
+) -> socket.socket | OSError:
+    """Listen on the first endpoint that belongs to this machine, else the reason why the first did not do.
+
+    ``both``: see `listen`.
+    """
     first: OSError | None = None
     for endpoint in endpoints:
         try:
-            return listen(endpoint, size, reuse=True)
+            return listen(endpoint, size, reuse=True, both=both)
         except OSError as error:
             first = first or error
             if error.errno not in _NOT_HERE:

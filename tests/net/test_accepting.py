@@ -1,19 +1,35 @@
 """Strangers at the door: what they do, how long they stay, and that the ranks get in all the same."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import socket
 import struct
 
+import certificates
 import pytest
-from forming import SECRET, attentive, close, form, form_all, free_port, hear, joined, nothing_left, proved
+from forming import (
+    SECRET,
+    attentive,
+    close,
+    form,
+    form_all,
+    free_port,
+    hear,
+    joined,
+    nothing_left,
+    other_tasks,
+    proved,
+)
 
 from asynccoll.net import accepting, coordinator, handshake
 from asynccoll.net.accepting import Acceptor, Strangers, backlog, listen
+from asynccoll.net.contexts import layer
 from asynccoll.net.handshake import Answer, Hello, Purpose, Status
-from asynccoll.net.sockets import close_all
+from asynccoll.net.sockets import close_all, format_address
+from asynccoll.net.tls import TlsSocket
 
 STRANGERS = {
     "connects and closes": b"",
@@ -161,6 +177,158 @@ async def test_no_more_than_the_limit_are_held_half_open():
         assert accepting.HALF_OPEN <= most <= accepting.HALF_OPEN + 2 + accepting._ACCEPTS_PER_WAKE
         await acceptor.stop()
         close_all(*crowd)
+
+
+class Watched(Acceptor):
+    """Remembers who has called, by address."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.seen = {}
+
+    def _greet(self, sock, address):
+        super()._greet(sock, address)
+        self.seen[format_address(*address)] = list(self._half_open)[-1]
+
+
+@contextlib.asynccontextmanager
+async def accepting_at(strangers, tls=None):
+    """An acceptor of a world of two that lets nobody in, and its address. Must leave neither socket nor task."""
+    async with nothing_left():
+        with listen((socket.AF_INET, ("127.0.0.1", 0)), 2, reuse=False) as listener:
+            acceptor = Watched(
+                listener, SECRET, 2, pytest.fail, pytest.fail, strangers, on_error=pytest.fail, tls=tls
+            )
+            acceptor.start()
+            try:
+                yield acceptor, listener.getsockname()
+            finally:
+                await acceptor.stop()
+
+
+async def call(acceptor, address):
+    """Call, and wait until the call is taken. The caller's end, and what the acceptor knows of him."""
+    sock = socket.create_connection(address)
+    sock.setblocking(False)
+    name = format_address(*sock.getsockname())
+    while name not in acceptor.seen:
+        await asyncio.sleep(0)
+    return sock, acceptor.seen[name]
+
+
+async def ended(*callers):
+    """Until each has heard the end of his connection, and before that nothing."""
+    async with asyncio.timeout(30):
+        for sock in callers:
+            with contextlib.suppress(ConnectionResetError):  # the byte he sent was not read
+                assert await asyncio.get_running_loop().sock_recv(sock, 1) == b""
+            sock.close()
+
+
+class Told(Strangers):
+    """Writes down who was dropped, in order."""
+
+    def __init__(self):
+        super().__init__("test")
+        self.whom = []
+
+    def dropped(self, peer, why, *, claims_rank=False):
+        super().dropped(peer, why, claims_rank=claims_rank)
+        self.whom.append(peer)
+
+
+ONE_OF_TLS = STRANGERS["TLS"][:1]
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+async def test_who_says_nothing_costs_no_task_and_is_let_go_at_the_end(secured):
+    tls = layer(certificates.contexts()) if secured else None
+    async with accepting_at(Told(), tls) as (acceptor, address):
+        tasks = other_tasks()
+        callers = [await call(acceptor, address) for _ in range(20)]
+        assert other_tasks() == tasks
+        # Nor has he a TLS layer, which takes much more memory than he does.
+        assert {type(caller.sock) for _, caller in callers} == {socket.socket}
+        sock, caller = callers[7]
+        sock.send(ONE_OF_TLS if secured else b"a")
+        while other_tasks() == tasks:
+            await asyncio.sleep(0)
+        assert len(other_tasks() - tasks) == 1
+        assert isinstance(caller.sock, TlsSocket) == secured
+        assert len(acceptor._half_open) == 20
+        await acceptor.stop()
+        assert not acceptor._half_open
+        await ended(*(sock for sock, _ in callers))
+    assert acceptor._strangers.whom == []  # the end is nobody's fault
+
+
+async def test_the_time_of_a_handshake_counts_from_the_accept_whenever_the_first_word_comes(monkeypatch):
+    limits, real = [], accepting.shake
+
+    async def shake(sock, machine, due=None):
+        limits.append(due)
+        return await real(sock, machine, due)
+
+    monkeypatch.setattr(accepting, "shake", shake)
+    async with accepting_at(Told()) as (acceptor, address):
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        sock, caller = await call(acceptor, address)
+        assert before <= caller.due - accepting.HANDSHAKE_TIMEOUT <= loop.time()
+        due = caller.due
+        await asyncio.sleep(0.01)  # so that another way to count gives another time
+        sock.send(b"a")
+        while not limits:
+            await asyncio.sleep(0)
+        assert limits == [due]
+        sock.close()
+
+
+async def test_each_silent_stranger_is_dropped_in_turn(monkeypatch, caplog):
+    """One timer serves them all: also those who come while it runs, and those who come when it has run out."""
+    monkeypatch.setattr(accepting, "HANDSHAKE_TIMEOUT", 0.1)
+    async with accepting_at(strangers := Told()) as (acceptor, address):
+        first, one = await call(acceptor, address)
+        await asyncio.sleep(0.05)  # so that the timer runs for the first alone; any order of events must do
+        second, two = await call(acceptor, address)
+        await ended(first, second)
+        third, three = await call(acceptor, address)
+        await ended(third)
+        assert strangers.whom == [one.peer, two.peer, three.peer]
+        assert "no handshake within 0.1 s" in strangers.last
+    assert "no handshake within 0.1 s" in caplog.text
+
+
+@pytest.mark.parametrize("speaker", [0, 1, None])
+async def test_the_oldest_goes_first_whether_he_has_spoken_or_not(speaker, monkeypatch):
+    monkeypatch.setattr(accepting, "HALF_OPEN", 0)
+    async with accepting_at(strangers := Told()) as (acceptor, address):
+        callers = []
+        for number in range(4):
+            sock, caller = await call(acceptor, address)
+            callers.append((sock, caller.peer))
+            if number == speaker:
+                sock.send(b"a")
+                while acceptor._half_open[caller] is None:
+                    await asyncio.sleep(0)
+            if number >= 2:  # one more than there may be
+                await ended(callers[number - 2][0])
+        assert strangers.whom == [callers[0][1], callers[1][1]]
+        assert "too many unfinished handshakes" in strangers.last
+        assert len(acceptor._half_open) == 2
+        await acceptor.stop()
+        await ended(callers[2][0], callers[3][0])
+
+
+async def test_a_caller_whose_connection_is_reset_is_told_of_by_his_address():
+    async with accepting_at(strangers := Told()) as (acceptor, address):
+        sock, caller = await call(acceptor, address)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        while not strangers.whom:
+            await asyncio.sleep(0)
+        assert strangers.whom == [caller.peer]
+        assert "reset" in strangers.last
 
 
 class Starving(socket.socket):

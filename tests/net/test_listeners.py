@@ -1,6 +1,7 @@
 """Who listens where, and for how long: read from the kernel's tables, while the mesh forms and after."""
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -13,6 +14,7 @@ from forming import SECRET, close, form, form_all, free_port, nothing_left
 
 import asynccoll
 from asynccoll import RendezvousError
+from asynccoll.net import station
 from asynccoll.net.contexts import layer
 from asynccoll.testing import local_world
 
@@ -95,6 +97,80 @@ async def test_other_ranks_listen_on_the_interface_that_leads_to_rank_0_and_on_n
     assert list(found.values()) == [ip_address("127.0.0.1")]
     close(await asyncio.gather(*forming, form(2, 3, port, "127.0.0.1")))
     assert listeners() == before
+
+
+def told(monkeypatch, *addresses):
+    """Whatever rank 0's name is, it means these addresses."""
+
+    async def resolve(host, port):
+        return [
+            (socket.AF_INET6, (address, port, 0, 0)) if ":" in address else (socket.AF_INET, (address, port))
+            for address in addresses
+        ]
+
+    monkeypatch.setattr(station, "resolve", resolve)
+
+
+async def rank_0_alone_at(name):
+    """Where rank 0 at ``name`` listens, and whether it takes a caller over IPv4."""
+    before = listeners()
+    port = free_port()
+    async with nothing_left():
+        zero = asyncio.ensure_future(form(0, 2, port, name))
+        found = await number_of(1, before)
+        with socket.socket() as probe:
+            probe.setblocking(False)
+            try:
+                await asyncio.get_running_loop().sock_connect(probe, ("127.0.0.1", port))
+                taken = True
+            except ConnectionRefusedError:
+                taken = False
+        zero.cancel()
+        await asyncio.wait([zero])
+    assert list(found) == [port]
+    return str(found[port]), taken
+
+
+@pytest.mark.parametrize(
+    ("addresses", "there"),
+    [
+        (["127.0.1.1"], ("0.0.0.0", True)),
+        (["127.0.1.1", "127.0.0.1"], ("0.0.0.0", True)),
+        (["::1"], ("::", False)),
+        (["::1", "127.0.0.1"], ("::", True)),
+        (["127.0.0.1", "::1"], ("::", True)),
+    ],
+    ids=str,
+)
+async def test_a_name_that_means_loopback_on_this_host_is_listened_for_everywhere(
+    addresses, there, monkeypatch
+):
+    told(monkeypatch, *addresses)
+    assert await rank_0_alone_at("head.example") == there
+
+
+async def test_without_ipv6_such_a_name_is_listened_for_over_ipv4(monkeypatch):
+    real = station.listen
+
+    def listen(endpoint, *arguments, **options):
+        if endpoint[0] == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return real(endpoint, *arguments, **options)
+
+    monkeypatch.setattr(station, "listen", listen)
+    told(monkeypatch, "::1", "127.0.0.1")
+    assert await rank_0_alone_at("head.example") == ("0.0.0.0", True)
+
+
+@pytest.mark.parametrize("name", ["ip6-loopback", "localhost.localdomain", "head.localhost", "127.1"])
+async def test_a_name_or_number_that_says_loopback_is_listened_for_there(name, monkeypatch):
+    told(monkeypatch, "127.0.0.1", "::1")
+    assert await rank_0_alone_at(name) == ("127.0.0.1", True)
+
+
+async def test_a_name_with_another_address_too_is_listened_for_at_the_first_of_this_machine(monkeypatch):
+    told(monkeypatch, "127.0.0.1", "192.0.2.1")
+    assert await rank_0_alone_at("head.example") == ("127.0.0.1", True)
 
 
 WIDE = ["0.0.0.0", "[::]", "10.1.2.3", "head.example"]

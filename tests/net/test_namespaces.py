@@ -214,15 +214,55 @@ def test_a_host_whose_own_name_means_loopback_advertises_the_address_that_leads_
         assert hosts_of_ranks == {"0": "10.0.0.1", "1": "10.0.0.1", "2": "10.0.0.2", "3": "10.0.0.2"}
 
 
-def test_a_name_of_rank_0_that_means_loopback_on_its_own_host_is_told(hosts, hosts_file):
-    """Rank 0 listens where its name leads, which is nowhere for the other host: both sides say what they tried."""
+@pytest.mark.parametrize(
+    "lines", [["127.0.1.1 first"], ["::1 first", "127.0.0.1 first"]], ids=["IPv4", "both families"]
+)
+def test_a_mesh_forms_where_the_name_of_rank_0_means_loopback_on_its_own_host_alone(hosts, hosts_file, lines):
+    """As many distributions write their /etc/hosts. Nobody but rank 0 has to be called on its host."""
+    own = [hosts_file(*lines), hosts_file("10.0.0.1 first")]
+    a, b = hosts(([0, 3], 4, "first"), ([1, 2], 4, "first"), names=own)
+    for host in (a, b):
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        hosts_of_ranks = {rank: address.rpartition(":")[0] for rank, address in outcome["addresses"].items()}
+        assert hosts_of_ranks.pop("3") in ("127.0.0.1", "[::1]")  # called by nobody
+        assert hosts_of_ranks == {"0": "first", "1": "10.0.0.2", "2": "10.0.0.2"}
+        assert outcome["nodes"] == {"0": 0, "1": 1, "2": 1, "3": 0}
+
+
+def test_a_mesh_forms_over_ipv6_where_the_name_of_rank_0_means_loopback_on_its_own_host(hosts, hosts_file):
+    own = [hosts_file("::1 first"), hosts_file("fd00::1 first")]
+    a, b = hosts(([0], 2, "first"), ([1], 2, "first"), names=own)
+    for number, host in enumerate((a, b), start=1):
+        host.ip("addr", "add", f"fd00::{number}/64", "dev", "eth0", "nodad")
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        assert outcome["nodes"] == {"0": 0, "1": 1}
+
+
+def test_another_rank_that_the_name_of_rank_0_led_through_loopback_is_named_at_once(hosts, hosts_file):
+    """Rank 1 shares rank 0's host, has called it through loopback, and would have to be called by rank 2."""
     own = [hosts_file("127.0.1.1 first"), hosts_file("10.0.0.1 first")]
-    a, b = hosts(([0], 2, "first", 3.0), ([1], 2, "first", 3.0), names=own)
+    a, b = hosts(([0, 1], 3, "first", 60.0), ([2], 3, "first", 60.0), names=own)
+    for host in (a, b):
+        host.say()
+    for outcome in (*a.outcomes(), *b.outcomes()):
+        assert "rank 1 advertised loopback address 127.0.0.1:" in outcome["error"]
+        assert outcome["elapsed"] < 30
+
+
+@pytest.mark.parametrize("name", ["ip6-localhost", "127.1"])
+def test_a_name_that_says_loopback_stays_there_and_that_is_told(hosts, hosts_file, name):
+    """Whatever another host makes of it: both sides say what they tried."""
+    own = [hosts_file("127.0.0.1 ip6-localhost"), hosts_file("10.0.0.1 ip6-localhost")]
+    there = "10.0.0.1" if name == "127.1" else name
+    a, b = hosts(([0], 2, name, 3.0), ([1], 2, there, 3.0), names=own)
     for host in (a, b):
         host.say()
     (zero,), (one,) = a.outcomes(), b.outcomes()
     assert "rank 1 did not join" in zero["error"]
-    assert "'first' means 127.0.1.1 on this host, which no other host can call" in zero["error"]
+    assert "Rank 0 listens on 127.0.0.1, which no other host can call" in zero["error"]
+    assert f"in place of {name!r}" in zero["error"]
     assert "rank 0 was not reached" in one["error"]
     assert "Connection refused" in one["error"]
 

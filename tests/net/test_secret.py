@@ -10,7 +10,7 @@ import pytest
 
 from asynccoll.errors import RendezvousError
 from asynccoll.net import secret as secret_module
-from asynccoll.net.secret import NO_SECRET, SECRET_BYTES, is_loopback, load_secret
+from asynccoll.net.secret import NO_SECRET, SECRET_BYTES, is_loopback, load_secret, names_a_host
 
 
 @pytest.fixture
@@ -49,6 +49,22 @@ def test_loopback_uses_the_secret_of_the_user(host, runtime):
     assert len(secret) == SECRET_BYTES
     assert secret == load_secret(None, host, insecure=True)
     assert secret == (runtime / "secret").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "host", ["head", "node7.example.org", "HEAD.", "7", "b\u00fccher", "fe80::1%eth0", "::1", "0.0.0.0"]
+)
+def test_what_names_a_host_is_no_address_in_any_form(host):
+    names = {"head", "node7.example.org", "HEAD.", "b\u00fccher"}
+    assert names_a_host(host) == (host in names)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "Localhost.", "a.localhost", "ip6-localhost", "LOOPBACK", "127.1", "0x7f.1", "2130706433"],
+)
+def test_what_says_by_itself_that_it_means_loopback_names_no_host(host):
+    assert not names_a_host(host)
 
 
 @pytest.mark.parametrize("host", ["head", "10.0.0.1", "0.0.0.0", "::", "fd00::1", "localhost.example.org"])
