@@ -41,7 +41,7 @@ def seconds(value: float | timedelta | None, name: str, default: float | None) -
         if isinstance(value, bool | str | bytes):
             raise TypeError
         number = value.total_seconds() if isinstance(value, timedelta) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not number > 0:
         raise ValueError(f"{name}={value!r} is not a positive number of seconds")
@@ -263,12 +263,17 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         await self._close("closed")
 
     async def _close(self, cause: str) -> None:
+        own = self._pid == os.getpid()  # a forked child must not write to its parent's sockets
+        if own and not self.closed and not self._loop.is_closed():
+            self._here()
         for callback in self._on_close:
             callback()
         self._on_close.clear()
-        if self._pid != os.getpid():
-            return  # a forked child must not write to its parent's sockets
-        if not self._comm:
+        if not own:
+            return
+        if self._loop.is_closed():
+            self._pump.abandon()
+        elif not self._comm:
             await self._pump.close(cause)
         elif not self.closed:
             self._left = True

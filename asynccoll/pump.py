@@ -32,6 +32,10 @@ class Pump(ABC):
         """`close` was called: no operation is accepted."""
         self.busy = False
         """The engine is running: a reduce function that starts an operation would re-enter it."""
+        self._flushing = False
+        """Something is being written, or told: what a signal handler does meanwhile has to wait."""
+        self._cancelled: list[Operation] = []
+        """Cancelled from inside of a call: by a signal handler (asyncio cancels the main task there), or by a reduce function."""
         self._told: set[object] = set()
         """Causes of failure that have been logged."""
         self._timer: asyncio.TimerHandle | None = None
@@ -60,7 +64,10 @@ class Pump(ABC):
             self.flush()
 
     def cancel(self, op: Operation) -> None:
-        """End ``op`` everywhere. Its memory is free when this returns."""
+        """End ``op`` everywhere. Its memory is free when this returns, or when the call ends in the middle of which this comes."""
+        if self.busy or self._flushing:
+            self._cancelled.append(op)
+            return
         self._enter()
         try:
             self.engine.cancel(op, self.loop.time())
@@ -98,8 +105,8 @@ class Pump(ABC):
     def _enter(self) -> None:
         if self.busy:
             raise RuntimeError(
-                "an asynccoll operation was started or cancelled from inside a reduce function or while a value was being "
-                "pickled; do it after the operation"
+                "an asynccoll operation was started from inside a reduce function or while a value was being pickled; do it after "
+                "the operation"
             )
         self.busy = True
 
@@ -128,7 +135,32 @@ class Pump(ABC):
     def flush(self) -> None:
         """Write what has become due, then tell what has ended. Called after every call into the engine."""
         engine = self.engine
-        dirty = engine.dirty
+        nested, self._flushing = self._flushing, True
+        try:
+            self._write_all()
+            if engine.events:
+                for event in engine.take_events():
+                    if isinstance(event, PeerBroken):
+                        self.drop(event.peer)
+                    elif isinstance(event, PeerEvicted):
+                        self.evict(event.peer)
+                        self.write(event.peer)  # what the link did not take goes nowhere, and is let go of
+                    else:
+                        if event.error is not None:
+                            self._tell(event.error)
+                        event.on_end(event)
+        finally:
+            self._flushing = nested
+        while self._cancelled and not nested:
+            self.cancel(self._cancelled.pop(0))
+        if engine.paused and self._turn is None:
+            self._turn = self.loop.call_soon(self._resume)
+        deadline = engine.next_deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+            self._arm(deadline)
+
+    def _write_all(self) -> None:
+        dirty = self.engine.dirty
         while dirty:
             peers = tuple(dirty)
             dirty.clear()
@@ -138,22 +170,6 @@ class Pump(ABC):
                 except BaseException as error:
                     self.fail(error)
                     raise
-        if engine.events:
-            for event in engine.take_events():
-                if isinstance(event, PeerBroken):
-                    self.drop(event.peer)
-                elif isinstance(event, PeerEvicted):
-                    self.evict(event.peer)
-                    self.write(event.peer)  # what the link did not take goes nowhere, and is let go of
-                else:
-                    if event.error is not None:
-                        self._tell(event.error)
-                    event.on_end(event)
-        if engine.paused and self._turn is None:
-            self._turn = self.loop.call_soon(self._resume)
-        deadline = engine.next_deadline
-        if deadline is not None and (self._timer is None or deadline < self._timer_at):
-            self._arm(deadline)
 
     def fail(self, error: BaseException) -> None:
         """``error`` came out of the engine in a callback, where nobody awaits it. Re-raise it, for the loop to report."""

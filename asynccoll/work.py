@@ -69,11 +69,7 @@ class Work(asyncio.Future[T]):
         if self.done() or op is None:
             return False
         self._op = None
-        try:
-            self._pump.cancel(op)
-        except RuntimeError:  # called from inside a reduce function: nothing was cancelled
-            self._op = op
-            raise
+        self._pump.cancel(op)
         return super().cancel(msg)
 
     def wait(self) -> Coroutine[Any, Any, T]:

@@ -253,8 +253,9 @@ async def connect_at(
     from asynccoll.net.driver import NetDriver
 
     limit = _env_timeout() if timeout is DEFAULT_TIMEOUT else seconds(timeout, "timeout", None)
-    forming = seconds(init_timeout, "init_timeout", 300.0)
-    assert forming is not None
+    forming = seconds(init_timeout, "init_timeout", 300.0) or math.inf
+    if not isinstance(insecure, bool):
+        raise ValueError(f"insecure={insecure!r} is neither True nor False")
     liveness = seconds(liveness_timeout, "liveness_timeout", 30.0)
     algorithm = os.environ.get("ASYNCCOLL_ALGORITHM", "auto")
     if algorithm != "auto" and algorithm not in registry.names("allreduce"):

@@ -8,8 +8,8 @@ from asynccoll.engine import wire
 from asynccoll.engine.engine import Engine
 from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.operation import Operation
-from asynccoll.engine.transfers import PAUSE, SendBytes
-from asynccoll.errors import CommunicatorClosed, PeerLost
+from asynccoll.engine.transfers import PAUSE, RecvBytes, SendBytes
+from asynccoll.errors import CollectiveCancelled, CommunicatorClosed, PeerLost
 from asynccoll.pump import Pump
 
 CALL = Fingerprint("test")
@@ -190,7 +190,7 @@ class TestTimer:
 
 
 class TestReentry:
-    @pytest.mark.parametrize("what", ["submit", "refuse", "cancel"])
+    @pytest.mark.parametrize("what", ["submit", "refuse"])
     def test_a_call_from_inside_the_engine_is_refused_and_does_no_harm(self, driver, what):
         caught = []
 
@@ -321,3 +321,36 @@ class TestFailures:
             assert op.error.peers == {0}
             assert op.error.reason.startswith("internal error: ZeroDivisionError")
         assert ("drop", 1) in driver.story
+
+
+class TestCancelFromASignalHandler:
+    """asyncio cancels the main task inside the handler of SIGINT, which may run in the middle of anything."""
+
+    def test_in_the_middle_of_a_call_it_waits_for_its_end(self, driver):
+        waiting = operation(driver, RecvBytes(1, memoryview(bytearray(1))))
+        driver.submit(waiting)
+
+        def program():
+            driver.cancel(waiting)
+            assert waiting.error is None
+            yield SendBytes(1, b"x")
+
+        driver.submit(operation(driver, program=program()))
+        assert isinstance(waiting.error, CollectiveCancelled)
+        assert not driver.busy
+
+    def test_in_the_middle_of_a_write_it_waits_for_its_end(self, driver, monkeypatch):
+        waiting = operation(driver, RecvBytes(1, memoryview(bytearray(1))))
+        driver.submit(waiting)
+        write, seen = driver.write, []
+
+        def interrupted(peer):
+            if not seen:
+                driver.cancel(waiting)
+                seen.append(waiting.error)
+            write(peer)
+
+        monkeypatch.setattr(driver, "write", interrupted)
+        driver.submit(operation(driver, SendBytes(1, b"x")))
+        assert seen == [None]
+        assert isinstance(waiting.error, CollectiveCancelled)

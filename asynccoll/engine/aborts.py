@@ -134,6 +134,7 @@ class Aborts:
         if not isinstance(error, Exception):  # not for a future to raise: SystemExit, CancelledError ...
             self.end(op, self._remote(op, op.rank, body))
             if isinstance(error, KeyboardInterrupt | SystemExit):
+                self._engine.losses.exiting = error
                 raise error  # it is meant for the process
             return
         if isinstance(error, CollectiveError) and error.rank < 0:

@@ -236,11 +236,9 @@ class Engine:
         except ProtocolError as error:
             self.broken(peer, error)
             return False
-        except (
-            KeyboardInterrupt,
-            SystemExit,
-        ):  # a user's: what came behind that frame must not wait for more bytes
-            if peer in self._inbounds:
+        except (KeyboardInterrupt, SystemExit) as error:
+            # A reduce function's: what came behind that frame must not wait for more bytes.
+            if error is self.losses.exiting and peer in self._inbounds:
                 self.received(peer, 0, now)
             raise
         return peer not in self._gone

@@ -89,6 +89,8 @@ class Losses:
         """Evicted rank -> why."""
         self.deadline: float | None = None
         """While evidence is being collected: when to come to a verdict with what there is."""
+        self.exiting: BaseException | None = None
+        """What a user's reduce function has raised for the process: no bytes were lost by it."""
         self._passed_on: set[tuple[int, int]] = set()
         """The accusations that the others have heard from this rank."""
         self._told: frozenset[int] | None = None
@@ -142,12 +144,15 @@ class Losses:
 
     def resign(self, error: BaseException) -> None:
         """There is no memory, or a defect, so bytes have been lost: this rank takes no further part. It says so itself, else the
-        blame would be on its healthy peers. What is meant for the process, as a user's ``sys.exit()`` is, has lost nothing.
+        blame would be on its healthy peers. The ``sys.exit()`` of a user's reduce function has lost nothing; one that a signal
+        handler raises may have come at any moment.
         """
         me = self._engine.rank
-        if me in self.out or isinstance(error, KeyboardInterrupt | SystemExit):
+        if me in self.out or error is self.exiting:
             return
-        own = Accusation(Kind.BROKEN, clipped(f"internal error: {type(error).__name__}: {error}", _REASON))
+        ends = isinstance(error, KeyboardInterrupt | SystemExit)
+        what = "ended by" if ends else "internal error:"
+        own = Accusation(Kind.BROKEN, clipped(f"{what} {type(error).__name__}: {error}", _REASON))
         frame = lost_frame({"entries": [_packed(me, me, own, True)]})
         for peer in self._engine.peers.reachable():
             self._outgoing.post(peer, frame)

@@ -108,7 +108,7 @@ class _Box:
         """Messages sent so far."""
         self.came: dict[int, int] = {}
         """Source -> number of the last message that has come from it."""
-        self.letters: list[Letter] = []
+        self.letters: dict[int, Letter] = {}
         """Arrived and not received, in order of arrival."""
         self.posted: list[tuple[Operation, Receive]] = []
         """Receives that nothing has matched, in order of posting."""
@@ -134,7 +134,7 @@ class Mail:
             self._send(group, box, op, what)
             return
         self._enrol(group, op, group.take_local(), what.source)
-        for letter in box.letters:
+        for letter in box.letters.values():
             if letter.fits(what):
                 self._match(group, box, op, what, letter)
                 return
@@ -228,7 +228,7 @@ class Mail:
     def withdrawn(self, group: Group, peer: int, seq: int) -> None:
         """The sender takes a message back, before its payload has come in full."""
         box = self._boxes.setdefault(group.comm, _Box())
-        for letter in box.letters:
+        for letter in box.letters.values():
             if letter.seq == seq and letter.source == group.index[peer] and not letter.complete:
                 self._drop(group, box, letter)
                 return
@@ -237,8 +237,7 @@ class Mail:
 
     def _arrived(self, group: Group, box: _Box, letter: Letter) -> None:
         """A message has come, or come back: to the first receive that it fits, or to those that wait."""
-        if letter not in box.letters:
-            box.letters.append(letter)
+        box.letters.setdefault(id(letter), letter)
         if letter.by is not None:
             return
         for op, what in box.posted:
@@ -249,7 +248,7 @@ class Mail:
 
     def _match(self, group: Group, box: _Box, op: Operation, what: Receive, letter: Letter) -> None:
         if letter.complete:
-            box.letters.remove(letter)
+            del box.letters[id(letter)]
             self._owe(group, letter)
             self._deliver(group, op, what, letter)
             return
@@ -261,7 +260,7 @@ class Mail:
             parts = what.place(letter.meta, letter.nbytes)
         except Exception as error:  # noqa: BLE001 (raised from the work, unless the peer is to blame)
             letter.by = None
-            box.letters.remove(letter)
+            del box.letters[id(letter)]
             self._fail(group, op, letter, error)
             return
         transfer = Operation(_FINGERPRINT, _DIGESTS, self._fetch(group, box, letter, parts))
@@ -294,7 +293,7 @@ class Mail:
         if op is None:  # cancelled, and nobody has come in its place
             self._arrived(group, box, letter)
         else:
-            box.letters.remove(letter)
+            del box.letters[id(letter)]
             self._deliver(group, op, op.mail, letter)
 
     def _deliver(self, group: Group, op: Operation, what: Receive, letter: Letter) -> None:
@@ -320,14 +319,14 @@ class Mail:
 
     def _drop(self, group: Group, box: _Box, letter: Letter) -> None:
         """The message will not come: whoever has matched it waits on, in its place."""
-        box.letters.remove(letter)
+        del box.letters[id(letter)]
         transfer, letter.taken = letter.taken, None
         if transfer is not None:
             self._engine.recall(transfer)
             group.active.pop(letter.seq, None)
         op, letter.by = letter.by, None
         if op is not None:
-            for other in box.letters:
+            for other in box.letters.values():
                 if other.fits(op.mail):
                     self._match(group, box, op, op.mail, other)
                     return
@@ -348,14 +347,16 @@ class Mail:
             said = f"rank {what.to} did not receive the message with tag {what.tag}"
             return {what.to}, f"{said}. Check that it calls recv for it"
         group, box = self._engine.group(op.comm), self._boxes[op.comm]
-        for letter in box.letters:
+        for letter in box.letters.values():
             if letter.by is op:
                 came = f"the payload of the message from rank {letter.source} with tag {letter.tag} did not arrive in time"
                 return set(), f"{came}. Look for what keeps that rank or its link busy"
         tag = "any tag" if what.tag is None else f"tag {what.tag}"
         source = "any rank" if what.source is None else f"rank {what.source}"
         said = f"no message with {tag} came from {source}"
-        others = [f"from rank {letter.source} with tag {letter.tag}" for letter in box.letters[:3]]
+        others = [
+            f"from rank {letter.source} with tag {letter.tag}" for letter in list(box.letters.values())[:3]
+        ]
         if others:
             more = ", ..." if len(box.letters) > len(others) else ""
             said += f" ({len(box.letters)} others wait here: {', '.join(others)}{more})"
@@ -370,7 +371,7 @@ class Mail:
         if box is None:
             return
         if op.mail is None:  # a transfer: its sender is gone
-            for letter in list(box.letters):
+            for letter in list(box.letters.values()):
                 if letter.taken is op:
                     letter.taken = None
                     self._drop(group, box, letter)
@@ -381,7 +382,7 @@ class Mail:
                 self._outgoing.post(peer, wire.abort_frame(op.comm, op.seq, {"reason": "cancel"}))
             return
         box.posted = [(other, what) for other, what in box.posted if other is not op]
-        for letter in box.letters:
+        for letter in box.letters.values():
             if letter.by is op:
                 letter.by = None  # its payload, on its way, is for the next
                 self._arrived(group, box, letter)
@@ -392,12 +393,12 @@ class Mail:
         box = self._boxes.get(group.comm)
         if box is not None:
             source = group.index[peer]
-            for letter in list(box.letters):
+            for letter in list(box.letters.values()):
                 if letter.source == source and not letter.complete and letter.taken is None:
-                    box.letters.remove(letter)
+                    del box.letters[id(letter)]
 
     def left(self, group: Group) -> None:
         """This rank has left a communicator."""
         box = self._boxes.pop(group.comm, None)
-        for letter in box.letters if box is not None else ():
+        for letter in box.letters.values() if box is not None else ():
             self._owe(group, letter)

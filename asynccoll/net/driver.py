@@ -29,6 +29,8 @@ _GATHERS: Final = hasattr(socket.socket, "sendmsg")
 """The system writes several parts at once. Windows does not."""
 LINGER: Final = 1.0
 """Seconds that `NetDriver.close` waits for peers to take the last bytes and to close their side."""
+_LAST_READS: Final = 64
+"""Reads of one peer at the end of the process: it may go on sending for as long as it likes."""
 _UNREACHABLE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 """Errors that say only that nothing came back: the peer may be alive behind a broken network."""
 
@@ -303,8 +305,9 @@ def _end(engine: Engine, sockets: dict[int, socket.socket], watch: Watch | None,
         with contextlib.suppress(OSError):
             while os.getpid() == pid and (parts := engine.data_to_send(peer)):
                 engine.sent(peer, sock.sendmsg(parts) if _GATHERS else sock.send(parts[0]))
-            while sock.recv(SLICE):  # unread bytes would turn the goodbye into a reset
-                pass
+            for _ in range(_LAST_READS):  # unread bytes would turn the goodbye into a reset
+                if not sock.recv(SLICE):
+                    break
         sock.close()
     sockets.clear()
 

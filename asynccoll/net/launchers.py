@@ -421,6 +421,10 @@ def _read_secret(secret: bytes | str | None, environ: Mapping[str, str]) -> byte
         secret, name = environ.get("ASYNCCOLL_SECRET"), "ASYNCCOLL_SECRET"
     if secret is None:
         return None
+    if not isinstance(secret, str | bytes | bytearray):
+        raise ValueError(f"{name} is a {type(secret).__name__}: give random text, or bytes")
+    if not secret.strip():
+        raise ValueError(f"{name} is empty: leave it out, or give the same random text to every rank")
     # The environment carries bytes that are not UTF-8 as surrogates: give back what the launcher wrote.
     raw = secret.encode("utf-8", "surrogateescape") if isinstance(secret, str) else bytes(secret)
     if not raw:

@@ -29,6 +29,8 @@ _BEATS: Final = 6
 """Heartbeats in a liveness timeout: a few may be late on a loaded machine."""
 _LONGEST: Final = 5.0
 """Seconds between two heartbeats at most."""
+_PIECES: Final = 16
+"""Reads of one connection in a turn of the thread."""
 _JOIN_SECONDS: Final = 5.0
 """How long to wait for the thread to end: it sleeps in a select that was just woken."""
 
@@ -100,15 +102,7 @@ class Watch:
 
     def read(self, peer: int) -> bool:
         """Take what has come from ``peer``. True at the end of the stream, which is no verdict: the data link tells why."""
-        said, ended = b"", False
-        try:
-            while piece := self.sockets[peer].recv(4096):
-                said += piece
-            ended = True
-        except BlockingIOError:
-            pass
-        except OSError:
-            ended = True
+        said, ended = _read_some(self.sockets[peer])
         if said and peer in self.heard:
             self.heard[peer] = time.monotonic()
         if _EVICTED in said and peer not in self.evicted_by:
@@ -145,6 +139,24 @@ class Watch:
             OSError
         ):  # full: it has not read for ever so long; gone: the data link tells
             self.sockets[peer].send(word)
+
+
+def _read_some(sock: socket.socket) -> tuple[bytes, bool]:
+    """What has come, as far as a turn goes, and whether the stream is at its end. A peer sends a byte now and then: no flood may
+    hold the lock.
+    """
+    said: list[bytes] = []
+    try:
+        for _ in range(_PIECES):
+            piece = sock.recv(4096)
+            if not piece:
+                return b"".join(said), True
+            said.append(piece)
+    except BlockingIOError:
+        pass
+    except OSError:
+        return b"".join(said), True
+    return b"".join(said), False
 
 
 class _Thread:
@@ -195,9 +207,7 @@ class _Thread:
             self._watches.discard(watch)
             for sock in watch.sockets.values():
                 self._unregister(sock)
-                with contextlib.suppress(OSError):
-                    while sock.recv(4096):  # unread bytes would make a reset of it
-                        pass
+                _read_some(sock)  # unread bytes would make a reset of the end
                 sock.close()
             watch.sockets.clear()
             thread = self._thread if not self._watches else None

@@ -43,6 +43,7 @@ async def local_world(
     if n < 1:
         raise ValueError(f"a world has at least one rank, not {n}")
     timeout = seconds(timeout, "timeout", None)
+    liveness_timeout = seconds(liveness_timeout, "liveness_timeout", None)
     communicators: list[Communicator] = []
     try:
         if transport == "memory":

@@ -382,3 +382,23 @@ def test_those_that_an_agreed_world_has_left_behind_count_no_more():
     assert departures.may_go_on((0, 1, 2, 3), 0) is not None
     assert departures.may_go_on((1, 2, 3), 0) is None
     assert departures.may_go_on((1, 2), 0).peers == {0}
+
+
+class TestExits:
+    def test_one_that_a_signal_handler_raises_may_have_come_at_any_moment_so_the_rank_resigns(self):
+        wires = Wires(3)
+        ops = pending(wires)
+        wires.settle()
+        wires.engines[1].failed(SystemExit(143), 0.0)
+        wires.collect(1)
+        wires.settle()
+        for op in ops.values():
+            assert op.error.peers == {1}
+            assert "ended by SystemExit: 143" in op.error.reason
+
+    def test_that_of_a_reduce_function_has_lost_nothing(self):
+        wires = Wires(2)
+        error = SystemExit(3)
+        wires.engines[1].losses.exiting = error
+        wires.engines[1].failed(error, 0.0)
+        assert not wires.engines[1].losses.out

@@ -75,7 +75,7 @@ async def test_both_ends_hear_of_the_cut_after_just_so_many_bytes(how):
 
 async def test_the_survey_sees_a_hang(monkeypatch):
     monkeypatch.setattr(cuts, "HANG", 0.5)
-    monkeypatch.setattr(NetDriver, "_ended", lambda self, peer, reason: self.drop(peer))
+    monkeypatch.setattr(NetDriver, "_ended", lambda self, peer, *_: self.drop(peer))
     found = await cuts.survey(["barrier"], [2], loop_name="any", at=20, ways=(0,), hows=("fin",))
     assert found.kinds["fin"] == {"hang": 1}
     assert '--only "barrier" --size 2 --how fin --way 0 --at 20' in found.failures[0]
