@@ -32,10 +32,13 @@ def main(argv: Sequence[str]) -> int:
         options = parser.parse_args(list(argv))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
-    logging.getLogger("asynccoll").setLevel(logging.CRITICAL)  # losses are part of the plan
-    if options.seed is not None:
-        return _replay(options)
-    return _soak(options)
+    log = logging.getLogger("asynccoll")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # losses are part of the plan
+    try:
+        return _soak(options) if options.seed is None else _replay(options)
+    finally:
+        log.setLevel(level)
 
 
 def _parser() -> argparse.ArgumentParser:

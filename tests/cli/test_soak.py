@@ -107,7 +107,7 @@ def test_ctrl_c_ends_it_with_what_it_has():
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert 0 <= json.loads(out)["seeds"] < 1_000_000
     assert "stopping after this seed" in err
     assert "Traceback" not in err
