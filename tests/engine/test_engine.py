@@ -401,12 +401,21 @@ class TestDefects:
         assert "no 9 bytes" in wires.start(0).error.reason
 
     @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-    def test_what_is_meant_for_the_process_is_no_failure_of_the_engine(self, error):
+    def test_what_a_reduce_function_means_for_the_process_is_no_failure_of_the_engine(self, error):
+        def raises(at, piece):
+            raise error
+
         wires = alone()
-        op = wires.start(0)
-        wires.engines[0].failed(error, 0.0)
-        assert wires.engines[0].pending() == [op]
-        assert wires.engines[0].losses.out == {}
+        other = wires.start(0)
+        wires.start(0, FoldBytes(1, 1, raises))
+        engine = wires.engines[0]
+        frame_of_it = start_record(1) + data(1, b"x")
+        engine.receive_into(1)[: len(frame_of_it)] = frame_of_it
+        with pytest.raises(type(error)) as caught:
+            engine.received(1, len(frame_of_it), 0.0)
+        engine.failed(caught.value, 0.0)
+        assert engine.pending() == [other]
+        assert engine.losses.out == {}
 
     def test_the_driver_is_told_to_read_no_more_from_a_peer_that_was_given_up(self):
         wires = alone()

@@ -95,7 +95,7 @@ class TestMessages:
         for _ in range(MANY):
             post(wires, 1, letter(nbytes))
             wires.settle()
-        kept = sum(len(one.beside or b"") for one in wires.engines[0].mail._boxes[0].letters)
+        kept = sum(len(one.beside or b"") for one in wires.engines[0].mail._boxes[0].letters.values())
         assert kept <= 256 * KIB
         assert len(wires.engines[0].mail._boxes[0].letters) == MANY
         assert not wires.broken[0]
