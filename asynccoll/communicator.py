@@ -16,7 +16,7 @@ from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.group import MAX_PENDING
 from asynccoll.engine.operation import Operation
 from asynccoll.engine.programs.items import nothing
-from asynccoll.errors import CommunicatorClosed, NotInitialized, OpContext, PeerLost
+from asynccoll.errors import NotInitialized, OpContext, PeerLost
 from asynccoll.groups import Lineage, distinct_ranks, group_id, ranks_of, survivors_id
 from asynccoll.objects import PICKLES, PLAIN, describe_error
 from asynccoll.pump import Pump
@@ -219,6 +219,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
             PeerLost: this rank itself was taken for dead by the others; or ranks have fallen silent, and those that are left are
                 not the majority, so that the others may be alive and go on: start again.
             CollectiveTimeout: not every survivor has called in time.
+            CommunicatorClosed: a survivor has left meanwhile; call again, if the others do.
         """
         self._open()
         self._here()
@@ -226,7 +227,6 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         limit = seconds(timeout, "timeout", self._options.timeout)
         _check_name(name)
         root, root_name, all_members, made = self._lineage
-        peers = self._pump.engine.peers
         departures = self._pump.engine.departures
         while True:
             elapsed = self._loop.time() - started
@@ -246,10 +246,6 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
                 await Communicator._call(group, "shrink", lambda: calls.meeting(name), left, None, name)
             except PeerLost:  # another one: once more, without it
                 self._pump.leave(comm, "failed: another rank was lost")
-            except CommunicatorClosed as error:
-                self._pump.leave(comm, "failed: a rank has left")
-                if self.closed or not peers.left(members[error.origin]):
-                    raise
             except BaseException as error:
                 self._pump.leave(comm, f"failed with {describe_error(error)}")
                 raise

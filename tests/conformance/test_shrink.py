@@ -8,7 +8,7 @@ import pytest
 from faults import crash, in_virtual_time, settle, turns
 from ranks import on_all, ordinary, outcomes, sizes
 
-from asynccoll import CollectiveCancelled, CollectiveTimeout, NotInitialized, PeerLost
+from asynccoll import CollectiveCancelled, CollectiveTimeout, CommunicatorClosed, NotInitialized, PeerLost
 
 
 def survivors_of(comms, *dead):
@@ -184,7 +184,7 @@ async def test_ranks_in_its_errors_are_those_of_the_communicator_that_is_shrunk(
             assert error.missing == {size - 2}
 
 
-async def test_a_survivor_that_leaves_while_the_others_shrink_is_left_behind(world):
+async def test_when_a_survivor_leaves_meanwhile_the_others_are_told_and_may_call_again(world):
     async with world(4) as comms:
         size = len(comms)
         crash(comms[0])
@@ -192,7 +192,9 @@ async def test_a_survivor_that_leaves_while_the_others_shrink_is_left_behind(wor
         waits = [asyncio.ensure_future(comm.shrink()) for comm in comms[2:]]
         await settle()
         closing = asyncio.ensure_future(comms[1].close())
-        await works(await asyncio.gather(*waits), list(range(2, size)))
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert type(error) is CommunicatorClosed
+        await works(await on_all(comms[2:], lambda comm: comm.shrink()), list(range(2, size)))
         await closing
 
 
