@@ -230,9 +230,10 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         departures = self._pump.engine.departures
         while True:
             elapsed = self._loop.time() - started
-            refusal = departures.may_go_on(self.ranks, root)
+            refusal = departures.may_go_on(all_members, root)  # of all, so that ranks which are a step apart decide alike
             if refusal is not None:
-                refusal.place(OpContext("shrink", -1, self._name, self.rank, elapsed))
+                rank = all_members.index(self.ranks[self.rank])
+                refusal.place(OpContext("shrink", -1, root_name, rank, elapsed))
                 raise refusal
             members = departures.survivors(all_members, root)
             count = made[members] = made.get(members, 0) + 1
