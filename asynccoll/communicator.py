@@ -230,7 +230,9 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         departures = self._pump.engine.departures
         while True:
             elapsed = self._loop.time() - started
-            refusal = departures.may_go_on(all_members, root)  # of all, so that ranks which are a step apart decide alike
+            refusal = departures.may_go_on(
+                all_members, root
+            )  # of all, so that ranks which are a step apart decide alike
             if refusal is not None:
                 rank = all_members.index(self.ranks[self.rank])
                 refusal.place(OpContext("shrink", -1, root_name, rank, elapsed))
