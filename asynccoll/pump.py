@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from types import TracebackType
 
 from asynccoll.engine.engine import Engine, PeerBroken, PeerEvicted
 from asynccoll.engine.operation import Operation
@@ -17,6 +18,37 @@ from asynccoll.errors import CommunicatorClosed, PeerLost
 __all__ = ["Pump"]
 
 _log = logging.getLogger("asynccoll")
+
+
+class _Inside:
+    """A call into the engine: nothing else may call meanwhile, and what it leads to is written and told at its end."""
+
+    __slots__ = ("_pump",)
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+
+    def __enter__(self) -> None:
+        pump = self._pump
+        if pump.busy:
+            raise RuntimeError(
+                "an asynccoll operation was started from inside a reduce function or while a value was being pickled; do it after "
+                "the operation"
+            )
+        pump.busy = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pump = self._pump
+        pump.busy = False
+        try:
+            if isinstance(
+                error, KeyboardInterrupt | SystemExit
+            ):  # of a signal handler: it may have come at any moment
+                pump.fail(error)
+        finally:
+            pump.flush()
 
 
 class Pump(ABC):
@@ -34,6 +66,7 @@ class Pump(ABC):
         """The engine is running: a reduce function that starts an operation would re-enter it."""
         self._flushing = False
         """Something is being written, or told: what a signal handler does meanwhile has to wait."""
+        self._inside = _Inside(self)
         self._cancelled: list[Operation] = []
         """Cancelled from inside of a call: by a signal handler (asyncio cancels the main task there), or by a reduce function."""
         self._told: set[object] = set()
@@ -47,68 +80,36 @@ class Pump(ABC):
 
     def submit(self, op: Operation) -> None:
         """Number ``op`` and start it."""
-        self._enter()
-        try:
+        with self._inside:
             self.engine.submit(op, self.loop.time())
-        finally:
-            self.busy = False
-            self.flush()
 
     def refuse(self, op: Operation, error: Exception) -> None:
         """Number ``op`` and end it with ``error`` here, as `RemoteError` elsewhere."""
-        self._enter()
-        try:
+        with self._inside:
             self.engine.refuse(op, error, self.loop.time())
-        finally:
-            self.busy = False
-            self.flush()
 
     def cancel(self, op: Operation) -> None:
         """End ``op`` everywhere. Its memory is free when this returns, or when the call ends in the middle of which this comes."""
         if self.busy or self._flushing:
             self._cancelled.append(op)
             return
-        self._enter()
-        try:
+        with self._inside:
             self.engine.cancel(op, self.loop.time())
-        finally:
-            self.busy = False
-            self.flush()
 
     def post(self, op: Operation) -> None:
         """Start ``op``, a send or a receive of a message."""
-        self._enter()
-        try:
+        with self._inside:
             self.engine.message(op, self.loop.time())
-        finally:
-            self.busy = False
-            self.flush()
 
     def make(self, comm: int, members: tuple[int, ...], name: str) -> None:
         """Make one communicator known to the engine. ``members``: group rank -> world rank."""
-        self._enter()
-        try:
+        with self._inside:
             self.engine.add_group(comm, members, name)
-        finally:
-            self.busy = False
-            self.flush()
 
     def leave(self, comm: int, cause: str) -> None:
         """Leave one communicator: end what is pending on it, tell its members."""
-        self._enter()
-        try:
+        with self._inside:
             self.engine.leave_group(comm, cause, self.loop.time())
-        finally:
-            self.busy = False
-            self.flush()
-
-    def _enter(self) -> None:
-        if self.busy:
-            raise RuntimeError(
-                "an asynccoll operation was started from inside a reduce function or while a value was being pickled; do it after "
-                "the operation"
-            )
-        self.busy = True
 
     @abstractmethod
     async def close(self, cause: str) -> None:

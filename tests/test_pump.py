@@ -354,3 +354,19 @@ class TestCancelFromASignalHandler:
         driver.submit(operation(driver, SendBytes(1, b"x")))
         assert seen == [None]
         assert isinstance(waiting.error, CollectiveCancelled)
+
+    @pytest.mark.parametrize("error", [SystemExit(143), KeyboardInterrupt()])
+    def test_an_exit_out_of_it_in_the_middle_of_a_call_gives_the_rank_up(self, driver, monkeypatch, error):
+        waiting = operation(driver, RecvBytes(1, memoryview(bytearray(1))))
+        driver.submit(waiting)
+
+        def interrupted(*_):
+            raise error
+
+        monkeypatch.setattr(driver.engine, "begin", interrupted)
+        with pytest.raises(type(error)):
+            driver.submit(operation(driver))
+        driver.loop.turn()
+        assert isinstance(waiting.error, PeerLost)
+        assert waiting.error.peers == {0}
+        assert not driver.busy

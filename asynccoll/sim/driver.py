@@ -365,5 +365,8 @@ class SimDriver(Pump):
             pass
         finally:
             self.stop_timer()
-            self._gone |= peers
+            for peer in sorted(peers):
+                self.drop(
+                    peer
+                )  # what has not left by now never will: the stream ends, as that of a closed socket does
             self.network.listen()

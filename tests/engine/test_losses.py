@@ -371,19 +371,6 @@ def test_the_smaller_part_is_told_to_end_and_not_to_shrink():
     assert "end here" in str(error)
 
 
-def test_those_that_an_agreed_world_has_left_behind_count_no_more():
-    # Rank 0 fell silent and 1, 2 and 3 went on; now rank 1 falls silent: two of these three are here.
-    wires = Wires(4, [2])
-    for peer in (0, 1):
-        wires.engines[2].silent(peer, "unresponsive", 0.0)
-    wires.collect(2)
-    wires.agree()
-    departures = wires.engines[2].departures
-    assert departures.may_go_on((0, 1, 2, 3), 0) is not None
-    assert departures.may_go_on((1, 2, 3), 0) is None
-    assert departures.may_go_on((1, 2), 0).peers == {0}
-
-
 class TestExits:
     def test_one_that_a_signal_handler_raises_may_have_come_at_any_moment_so_the_rank_resigns(self):
         wires = Wires(3)

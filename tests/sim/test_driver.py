@@ -210,6 +210,18 @@ class TestEnd:
         del made.drivers[1].ended
         await comms[1].close()
 
+    async def test_its_streams_end_also_where_its_bytes_could_not_leave_in_time(self):
+        made, comms = network(3, conditions=Conditions(buffer=1000))
+        waiting = comms[0].reduce(np.ones(1000), root=0)
+        comms[1].reduce(np.ones(1000), root=0)
+        comms[2].reduce(np.ones(1000), root=0)
+        made.stall(0, 1)
+        await asyncio.gather(comms[1].close(), comms[2].close())
+        made.heal(0, 1)
+        with pytest.raises((PeerLost, CommunicatorClosed)):
+            await waiting
+        await comms[0].close()
+
     async def test_a_peer_that_breaks_the_protocol_is_dropped_at_both_ends(self):
         made, comms = network(2)
         works = [comm.barrier() for comm in comms]

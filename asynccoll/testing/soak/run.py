@@ -64,7 +64,7 @@ def run_plan(
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         try:
             runner.run(main())
-        except BaseException:
+        except BaseException:  # re-raised
             for world in worlds:
                 world.cluster.abandon()  # what is stopped would not end by being cancelled
             raise
