@@ -366,7 +366,5 @@ class SimDriver(Pump):
         finally:
             self.stop_timer()
             for peer in sorted(peers):
-                self.drop(
-                    peer
-                )  # what has not left by now never will: the stream ends, as that of a closed socket does
+                self.drop(peer)  # with what has not left by now: the stream ends, as a closed socket's does
             self.network.listen()

@@ -211,14 +211,12 @@ class TestEnd:
         await comms[1].close()
 
     async def test_its_streams_end_also_where_its_bytes_could_not_leave_in_time(self):
-        made, comms = network(3, conditions=Conditions(buffer=1000))
-        waiting = comms[0].reduce(np.ones(1000), root=0)
-        comms[1].reduce(np.ones(1000), root=0)
-        comms[2].reduce(np.ones(1000), root=0)
+        made, comms = network(2, conditions=Conditions(buffer=1000))
         made.stall(0, 1)
-        await asyncio.gather(comms[1].close(), comms[2].close())
+        waiting, _ = [comm.reduce(np.ones(1000), root=0) for comm in comms]
+        await comms[1].close()  # most of its bytes do not fit the link
         made.heal(0, 1)
-        with pytest.raises((PeerLost, CommunicatorClosed)):
+        with pytest.raises(PeerLost):
             await waiting
         await comms[0].close()
 
