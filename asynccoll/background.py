@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 from asynccoll.loops import new_loop
 
-__all__ = ["LoopThread", "result_of"]
+__all__ = ["WAIT_SLICE", "LoopThread", "result_of"]
 
 T = TypeVar("T")
 
 _JOIN_SECONDS: Final = 5.0
 """How long to wait for a loop that was told to stop: it holds no callback for more than milliseconds."""
-_SLICE: Final = 0.25
+WAIT_SLICE: Final = 0.25
 """Seconds for which a wait sleeps at most. A signal that comes between Python's last look at its flag and the thread's going to
 sleep does not wake it: Ctrl-C would be heard only when the wait is over, and that may be never."""
 
@@ -29,7 +29,7 @@ def result_of(future: concurrent.futures.Future[T]) -> T:
     """The result of ``future``, waited for without an end, but so that Ctrl-C is heard. Raises what the future raises."""
     while True:
         try:
-            return concurrent.futures.Future.result(future, _SLICE)
+            return concurrent.futures.Future.result(future, WAIT_SLICE)
         except TimeoutError:  # of this slice, or the future's own
             if future.done():
                 break

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from asynccoll.background import LoopThread, result_of
+from asynccoll.background import WAIT_SLICE, LoopThread, result_of
 from asynccoll.calls import Parts
 from asynccoll.errors import RemoteError
 from asynccoll.work import Work
@@ -149,7 +149,7 @@ class SyncStream(Iterator[tuple[int, Any]]):
                     if done:
                         raise StopIteration
                     self._thread.refuse_inside("taking a part of a stream")
-                    self._changed.wait()
+                    self._changed.wait(WAIT_SLICE)
         except KeyboardInterrupt:
             pending.cancel()
             raise

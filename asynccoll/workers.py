@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from asynccoll.background import LoopThread
+from asynccoll.background import LoopThread, result_of
 from asynccoll.errors import NotInitialized
 
 if TYPE_CHECKING:
@@ -428,7 +428,7 @@ class SyncLocalWorkers:
     def _wait(self, coroutine: Any) -> Any:
         future = self._thread.run(coroutine)
         try:
-            return future.result()
+            return result_of(future)
         except BaseException:  # re-raised
             future.cancel()  # after Ctrl-C it is still under way; after any other exception this does nothing
             raise

@@ -192,7 +192,7 @@ def test_a_wait_hears_of_a_signal_that_did_not_wake_it():
 
 @pytest.mark.parametrize("error", [None, TimeoutError("its own"), LookupError("other")])
 def test_a_wait_gives_what_the_future_gives(error, monkeypatch):
-    monkeypatch.setattr("asynccoll.background._SLICE", 0.001)
+    monkeypatch.setattr("asynccoll.background.WAIT_SLICE", 0.001)
     future = concurrent.futures.Future()
     end = (lambda: future.set_result(5)) if error is None else (lambda: future.set_exception(error))
     timer = threading.Timer(0.02, end)

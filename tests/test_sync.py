@@ -583,6 +583,32 @@ class TestStream:
         finally:
             gc.enable()
 
+    @pytest.mark.parametrize(
+        ("verb", "take"),
+        [
+            ("allreduce_stream", list),
+            ("allreduce_stream", lambda stream: stream.result()),
+            ("allreduce_async", lambda pending: pending.result()),
+        ],
+    )
+    def test_no_wait_is_without_an_end_of_its_own(self, pair, monkeypatch, verb, take):
+        """A signal that comes just before the thread goes to sleep does not wake it: only a bounded wait hears it for certain."""
+        waited = []
+        plain = threading.Condition.wait
+        main = threading.get_ident()
+
+        def wait(condition, timeout=None):
+            if threading.get_ident() == main:
+                waited.append(timeout)
+                if len(waited) == 1:
+                    getattr(pair[1], verb)(np.ones(3))
+            return plain(condition, timeout)
+
+        monkeypatch.setattr(threading.Condition, "wait", wait)
+        take(getattr(pair[0], verb)(np.ones(3)))
+        assert waited
+        assert None not in waited
+
     def test_ctrl_c_interrupts_the_wait_for_a_part(self):
         code = PAIR + (
             "import numpy, os, signal, sys, time, traceback\n"
