@@ -1,0 +1,404 @@
+"""A torch process group's collectives and messages, as operations of a communicator. Knows both sides' names, layouts and options.
+
+Lists of tensors, views, strides and complex numbers become what a verb takes; a result goes to the caller's tensors, never to their
+gradients' history. Each method starts its operations at the call, and returns a `GroupWork`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from asynccoll.buffers import DTYPES
+from asynccoll.pending import Pending
+from asynccoll.sync import SyncCommunicator
+from asynccoll.torch.work import Callbacks, GroupWork, Started
+
+__all__ = ["Collectives"]
+
+Tensors = list[torch.Tensor]
+Start = Callable[[], Pending[Any]]
+
+
+class _Options(Protocol):
+    """What torch passes with every call: ``timeout``, and ``reduceOp``, ``rootRank`` where there is such a thing."""
+
+    timeout: Any
+
+
+class Plan:
+    """Operations to start, and what becomes of them."""
+
+    def __init__(
+        self, starts: Iterable[Start], value: Tensors, finish: Callable[[list[Any]], None] | None = None
+    ) -> None:
+        self.starts = list(starts)
+        self.value = value
+        self.finish = finish
+
+
+class Collectives:
+    """What `torch.distributed` and torch's own C++ call. Ranks and roots are the group's."""
+
+    _comm: SyncCommunicator
+    _limit: float | None
+    """Seconds that an operation may take, unless its options say otherwise."""
+    _callbacks: Callbacks
+    _starting: threading.Lock
+    """Held while the operations of one call get their numbers, whichever thread calls."""
+    _started: int
+    """Collectives that this rank has called."""
+    _batch: list[GroupWork] | None = None
+    """Works that were started since `_start_coalescing`."""
+
+    # -- reductions -----------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Reduce one tensor in place."""
+
+        def plan() -> Plan:
+            tensor = _only(tensors)
+            return Plan([self._reduction(tensor, opts)], tensors)
+
+        return self._run("allreduce", plan)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Reduce each tensor in place."""
+        return self._run(
+            "allreduce", lambda: Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
+        )
+
+    def _reduction(self, tensor: torch.Tensor, opts: Any) -> Start:
+        data, limit = _dense(tensor), self._seconds(opts)
+        return lambda: self._comm.allreduce__async(data, opts.reduceOp, timeout=limit)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """Reduce one tensor to the root, in place there."""
+
+        def plan() -> Plan:
+            data = _dense(_only(tensors))
+            out = data if opts.rootRank == self._comm.rank else None
+            limit = self._seconds(opts)
+            return Plan(
+                [lambda: self._comm.reduce_async(data, opts.reduceOp, opts.rootRank, out=out, timeout=limit)],
+                tensors,
+            )
+
+        return self._run("reduce", plan)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
+        """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
+
+        def plan() -> Plan:
+            output, parts = _only(outputs), self._one_each(_only(inputs), "input")
+            if len({part.numel() for part in parts}) == 1:
+                return self._scattering(
+                    output, torch.stack([_dense(part).reshape(-1) for part in parts]), opts
+                )
+            limit = self._seconds(opts)
+
+            def to(root: int) -> Start:
+                out = _dense(output) if root == self._comm.rank else None
+                return lambda: self._comm.reduce_async(
+                    _dense(parts[root]), opts.reduceOp, root, out=out, timeout=limit
+                )
+
+            return Plan([to(root) for root in range(self._comm.world_size)], outputs)
+
+        return self._run("reduce_scatter", plan)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
+        """Reduce ``input``, of ``world_size * output.numel()`` elements; each rank gets its part."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
+        """`reduce_scatter_single` of each pair."""
+
+        def plan() -> Plan:
+            plans = [
+                self._scattering(output, self._parts_of(source, output, "reduce_scatter"), opts)
+                for output, source in zip(outputs, inputs, strict=True)
+            ]
+            return _together(plans, outputs)
+
+        return self._run("reduce_scatter", plan)
+
+    def _scattering(self, output: torch.Tensor, rows: torch.Tensor, opts: Any) -> Plan:
+        """Reduce ``rows``, one for each rank."""
+        own, finish = _flat_target(output, rows.shape[1])
+        limit = self._seconds(opts)
+        start: Start = lambda: self._comm.reduce_scatter_async(  # noqa: E731
+            rows, opts.reduceOp, out=own.view(1, -1), timeout=limit
+        )
+        return Plan([start], [output], finish)
+
+    # -- moves ----------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> GroupWork:
+        """The root's tensor, in place elsewhere."""
+
+        def plan() -> Plan:
+            data = _moved(_only(tensors))
+            root, limit = opts.rootRank, self._seconds(opts)
+            if root == self._comm.rank:
+                start: Start = lambda: self._comm.broadcast_async(data, root, timeout=limit)  # noqa: E731
+            else:
+                start = lambda: self._comm.broadcast_async(root=root, out=data, timeout=limit)  # noqa: E731
+            return Plan([start], tensors)
+
+        return self._run("broadcast", plan)
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Every rank's tensor, in rank order. Their sizes may differ."""
+        return self._run(
+            "allgather",
+            lambda: self._gathering(self._one_each(_only(outputs), "output"), _only(inputs), opts),
+        )
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """`allgather` of each input; ``outputs[rank]`` are that rank's."""
+
+        def plan() -> Plan:
+            columns = zip(*self._one_each(outputs, "output"), strict=True)
+            plans = [
+                self._gathering(list(column), tensor, opts)
+                for column, tensor in zip(columns, inputs, strict=True)
+            ]
+            return _together(plans, [tensor for row in outputs for tensor in row])
+
+        return self._run("allgather", plan)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
+        """Every rank's tensor, all of one size, one after the other in ``output``."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
+        """`all_gather_single` of each pair."""
+
+        def plan() -> Plan:
+            plans = []
+            for output, source in zip(outputs, inputs, strict=True):
+                whole, finish = _flat_target(output, self._comm.world_size * source.numel())
+                rows = list(whole.view(self._comm.world_size, -1))
+                gathering = self._gathering(rows, source.reshape(-1), opts)
+                plans.append(Plan(gathering.starts, [output], finish))
+            return _together(plans, outputs)
+
+        return self._run("allgather", plan)
+
+    def _gathering(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Plan:
+        data, outs, limit = _moved(tensor), [_moved(one) for one in outputs], self._seconds(opts)
+        return Plan([lambda: self._comm.allgather_async(data, out=outs, timeout=limit)], outputs)
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
+        """Every rank's tensor at the root."""
+
+        def plan() -> Plan:
+            root, limit = opts.rootRank, self._seconds(opts)
+            data, outs, value = _moved(_only(inputs)), None, []
+            if root == self._comm.rank:
+                value = self._one_each(_only(outputs), "output")
+                outs = [_moved(one) for one in value]
+            return Plan([lambda: self._comm.gather_async(data, root, out=outs, timeout=limit)], value)
+
+        return self._run("gather", plan)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
+        """This rank's own of the root's tensors."""
+
+        def plan() -> Plan:
+            root, limit = opts.rootRank, self._seconds(opts)
+            out, values = _moved(_only(outputs)), None
+            if root == self._comm.rank:
+                values = [_moved(one) for one in self._one_each(_only(inputs), "input")]
+            return Plan([lambda: self._comm.scatter_async(values, root, out=out, timeout=limit)], outputs)
+
+        return self._run("scatter", plan)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
+        """What each rank has for this one. Sizes may differ."""
+
+        def plan() -> Plan:
+            outs = [_moved(one) for one in self._one_each(outputs, "output")]
+            values, limit = (
+                [_moved(one) for one in self._one_each(inputs, "input")],
+                self._seconds(opts),
+            )
+            return Plan([lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)], outputs)
+
+        return self._run("alltoall", plan)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+        opts: Any,
+    ) -> GroupWork:
+        """`alltoall` of rows: so many for each rank, or as many for each as for another."""
+
+        def plan() -> Plan:
+            whole, finish = _flat_target(output, output.numel())
+            rows = whole.view(output.shape)
+            outs = [_moved(part) for part in self._rows(rows, output_sizes, "output")]
+            values = [_moved(part) for part in self._rows(input, input_sizes, "input")]
+            limit = self._seconds(opts)
+            start: Start = lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)  # noqa: E731
+            return Plan([start], [output], finish)
+
+        return self._run("alltoall", plan)
+
+    def barrier(self, opts: Any) -> GroupWork:
+        """Wait for all ranks."""
+        limit = self._seconds(opts)
+        return self._run("barrier", lambda: Plan([lambda: self._comm.barrier_async(timeout=limit)], []))
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
+        """One tensor to rank ``dst``. Outside of the order of collectives."""
+        data = _moved(_only(tensors))
+        return self._work(Plan([lambda: self._comm.send_async(data, dst, tag, timeout=self._limit)], []))
+
+    def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
+        """One tensor from rank ``src``: the next with that tag."""
+        return self._receive(tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
+        """One tensor from whichever rank sent one first; `GroupWork.source_rank` says which."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Tensors, src: int | None, tag: int) -> GroupWork:
+        target = _only(tensors)
+        data = _moved(target)
+        came: list[int] = []
+
+        def finish(results: list[Any]) -> None:
+            (message,) = results
+            value = message.value
+            if value.dtype != data.dtype or value.numel() != data.numel():
+                raise ValueError(
+                    f"rank {self._comm.rank} receives into {tuple(data.shape)} of {data.dtype}, and rank {message.source} sent "
+                    f"{tuple(value.shape)} of {value.dtype} with tag {tag}: the tensors must have one dtype and one size"
+                )
+            data.copy_(value.view(data.shape))
+            came.append(message.source)
+
+        plan = Plan([lambda: self._comm.recv_message_async(src, tag, timeout=self._limit)], tensors, finish)
+        return self._work(plan, came)
+
+    # -- how a call becomes operations ----------------------------------------------------------------------
+
+    def _run(self, verb: str, prepare: Callable[[], Plan]) -> GroupWork:
+        """Start what ``prepare`` plans. Where it raises, the call takes its number and fails on every rank."""
+        self._started += 1
+        try:
+            plan = prepare()
+        except Exception as error:  # noqa: BLE001 (raised by wait, and on every other rank)
+            plan = Plan([self._refusal(verb, error)], [])
+        if not torch.autograd._profiler_enabled():
+            return self._work(plan)
+        with torch.profiler.record_function(f"asynccoll::{verb}") as record:
+            work = self._work(plan)
+            record._call_end_callbacks_on_future(work.get_future())
+            return work
+
+    def _refusal(self, verb: str, error: Exception) -> Start:
+        def refuse() -> Any:
+            raise error
+
+        return lambda: self._comm._threaded._call(verb, refuse, None, None, None)
+
+    def _work(self, plan: Plan, source: Sequence[int] = ()) -> GroupWork:
+        with self._starting:
+            operations = [start() for start in plan.starts]
+        work = GroupWork(Started(operations, plan.value, plan.finish, source), self._callbacks)
+        if self._batch is not None:
+            self._batch.append(work)
+        return work
+
+    def _seconds(self, opts: _Options) -> float | None:
+        seconds: float = opts.timeout.total_seconds()
+        return seconds if seconds > 0 else self._limit
+
+    def _one_each(self, given: list[Any], what: str) -> list[Any]:
+        if len(given) != self._comm.world_size:
+            raise ValueError(
+                f"{len(given)} {what} tensors for a group of {self._comm.world_size} ranks: pass one for each"
+            )
+        return given
+
+    def _parts_of(self, source: torch.Tensor, part: torch.Tensor, verb: str) -> torch.Tensor:
+        size = self._comm.world_size
+        if source.numel() != size * part.numel():
+            raise ValueError(
+                f"{verb}: the input has {source.numel()} elements, and the output {part.numel()}: {size} ranks need "
+                f"{size} times as many"
+            )
+        return _dense(source).reshape(size, -1)
+
+    def _rows(self, tensor: torch.Tensor, sizes: Sequence[int], what: str) -> Sequence[torch.Tensor]:
+        size = self._comm.world_size
+        rows = tensor.shape[0] if tensor.dim() else 0
+        if not sizes:
+            if not tensor.dim() or rows % size:
+                raise ValueError(
+                    f"{what} of {rows} rows does not divide into {size} equal parts: pass the split sizes"
+                )
+            sizes = [rows // size] * size
+        if len(sizes) != size or sum(sizes) != rows:
+            raise ValueError(
+                f"{what} split sizes {list(sizes)} do not add up to {rows} rows for {size} ranks"
+            )
+        parts: Sequence[torch.Tensor] = tensor.split(list(sizes))
+        return parts
+
+
+def _only(given: Sequence[Any]) -> Any:
+    if len(given) != 1:
+        raise ValueError(f"{len(given)} tensors where a CPU has one: pass a list of one")
+    return given[0]
+
+
+def _together(plans: list[Plan], value: Tensors) -> Plan:
+    finishes = [plan.finish for plan in plans if plan.finish is not None]
+
+    def finish(_: list[Any]) -> None:
+        for one in finishes:
+            one([])
+
+    return Plan([start for plan in plans for start in plan.starts], value, finish if finishes else None)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, without its history."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(
+            f"tensors of layout {tensor.layout} cannot be reduced: pass tensor.to_dense()"
+        )
+    return tensor.detach()
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory, for a verb that only moves it: types that nobody can reduce (float8) travel as bytes."""
+    data = _dense(tensor)
+    return data if str(data.dtype).removeprefix("torch.") in DTYPES else data.view(torch.uint8)
+
+
+def _flat_target(output: torch.Tensor, count: int) -> tuple[torch.Tensor, Callable[[list[Any]], None] | None]:
+    """Flat memory for a result of ``count`` elements, and what stores it into ``output`` where it is not that tensor's own."""
+    if output.numel() != count:
+        raise ValueError(f"the output has {output.numel()} elements, and the result {count}")
+    data = _dense(output)
+    if data.is_contiguous():
+        return data.view(-1), None
+    flat = torch.empty(count, dtype=data.dtype)
+
+    def store(_: list[Any]) -> None:
+        data.copy_(flat.view(data.shape))
+
+    return flat, store

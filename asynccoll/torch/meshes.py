@@ -1,0 +1,94 @@
+"""Forms a mesh for a torch process group through its store. Knows stores and addresses, not what the group will do."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from typing import Any, Final
+
+from asynccoll import world
+from asynccoll.errors import RendezvousError, name_ranks
+from asynccoll.net.interfaces import interface_address
+from asynccoll.net.launchers import Placement
+from asynccoll.net.sockets import host_identity
+from asynccoll.sync import SyncCommunicator, open_with
+
+__all__ = ["open_by_store"]
+
+_ADDRESS: Final = "asynccoll/address"
+_HOST: Final = "asynccoll/host/"
+_BACKLOG: Final = 4096
+
+
+def open_by_store(store: Any, rank: int, size: int, timeout: float | None) -> SyncCommunicator:
+    """The world of ``size`` ranks that share ``store``. Blocks until all have come.
+
+    Rank 0 binds a port that the kernel chooses, keeps it, and publishes it with a random secret: whoever reads the store may join,
+    and nobody else. It listens on loopback where all ranks are on one host, else at the address that leads to the store.
+
+    Args:
+        store: a ``torch.distributed.Store`` that only these ranks use.
+        timeout: seconds for the ranks to come, and the limit of an operation; None: without an end.
+
+    Raises:
+        RendezvousError: a rank did not come, or the store did not answer.
+    """
+    if size == 1:
+        return open_with(lambda: world.connect_at(Placement(), timeout=timeout))
+    if rank:
+        store.set(f"{_HOST}{rank}", host_identity())
+        host, port, secret = _read(store)
+        return _open(Placement(rank, size, host, port, secret), timeout)
+    host = _own_address(store, size)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listener:
+        port = listener.getsockname()[1]
+        secret = secrets.token_bytes(32)
+        store.set(_ADDRESS, f"{secret.hex()} {port} {host}")
+        return _open(Placement(rank, size, host, port, secret, rendezvous_fd=listener.fileno()), timeout)
+
+
+def _open(placement: Placement, timeout: float | None) -> SyncCommunicator:
+    forming = float("inf") if timeout is None else timeout
+    return open_with(lambda: world.connect_at(placement, timeout=timeout, init_timeout=forming))
+
+
+def _read(store: Any) -> tuple[str, int, bytes]:
+    try:
+        secret, port, host = store.get(_ADDRESS).decode().split(" ")
+    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+        raise RendezvousError(
+            f"rank 0 has not published its address in the store of this process group ({error}): look at the output of rank 0",
+            missing=[0],
+        ) from error
+    return host, int(port), bytes.fromhex(secret)
+
+
+def _own_address(store: Any, rank_count: int) -> str:
+    """Where rank 0 listens: on loopback if that does for everybody."""
+    try:
+        hosts = {store.get(f"{_HOST}{rank}") for rank in range(1, rank_count)}
+    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+        absent = [rank for rank in range(1, rank_count) if not store.check([f"{_HOST}{rank}"])]
+        raise RendezvousError(
+            f"{name_ranks(absent) if absent else 'the store'} did not come in time ({error}): look at their output",
+            missing=absent,
+        ) from error
+    if hosts == {host_identity().encode()}:
+        return "127.0.0.1"
+    interface = os.environ.get("ASYNCCOLL_SOCKET_IFNAME")
+    if interface:
+        return str(interface_address(interface.strip(), socket.AF_INET)[0])
+    while not hasattr(store, "host") and hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    # A file or a hash store says nothing about hosts: then this host's own name has to do.
+    return _leading_to(getattr(store, "host", None) or socket.gethostname())
+
+
+def _leading_to(host: str) -> str:
+    """This host's address on the way to ``host``, which may be this host itself."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
