@@ -1,9 +1,9 @@
 """A training step of DistributedDataParallel: the backend "asynccoll" beside gloo, in one run. Knows torch's interface alone.
 
-``python -m benchmarks.ddp``. Every rank holds the same model twice, one wrapped over a group of each backend. Rounds take turns:
-some steps (forward, backward with its allreduces, SGD) on one, the same steps with the same data on the other, each after a barrier.
-A time is that of the slowest rank, a figure the median over the rounds; CPU time is one rank's, all its threads together. At the end
-the weights must be the same bits on all ranks, and within 1e-6 of gloo's.
+``python -m benchmarks.ddp``. Every rank holds the same model twice, one wrapped over a group of each backend. Rounds take
+turns: some steps (forward, backward with its allreduces, SGD) on one, the same steps with the same data on the other, each after a
+barrier. A time is that of the slowest rank, a figure the median over the rounds; CPU time is one rank's, all its threads together.
+At the end the weights must be the same bits on all ranks, and within 1e-6 of gloo's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py
     torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py --backend gloo
 
-Nothing in it is asynccoll's: the backend is a string, and torch finds it by itself. Both lines print the same accuracy, and the same
-digest of the weights.
+Nothing in it is asynccoll's: the backend is a string, and torch finds it by itself. Both lines print the same accuracy, and the
+same digest of the weights.
 """
 
 import argparse
