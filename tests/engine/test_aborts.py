@@ -310,6 +310,18 @@ class TestFailure:
         for error in (ValueError("x" * 60_000), ValueError("ä" * 30_000), OSError(5, b"x" * 65_000)):
             assert len(wire.abort_frame(0, 0, refusal(error))) <= wire.HEADER_SIZE + wire.MAX_CONTROL
 
+    def test_a_refusal_keeps_the_text_and_bounds_each_part(self):
+        kind = type("K" * 2_000, (Exception,), {})
+        try:
+            raise kind("m" * 5_000)
+        except kind as raised:
+            raised.__notes__ = ["n" * 50_000]
+            info = refusal(raised, safe=True)["error"]
+        assert info["message"] == "m" * 5_000
+        assert len(info["type"]) == 1 << 10
+        assert len(info["traceback"]) == 1 << 14
+        assert refusal(ValueError("m" * 10_000))["error"]["message"] == "m" * (1 << 13)
+
 
 class TestRefuse:
     def test_a_call_that_failed_before_it_started_takes_its_number_and_fails_everywhere(self):
@@ -562,8 +574,7 @@ class TestDuringAnInquest:
     def test_a_rank_that_leaves_after_it_took_part_is_not_waited_for(self):
         wires = self.opened()
         wires.feed(0, 2, wire.goodbye_frame(0, {"cause": "bye", "next": {0: 1}}))
-        wires.lose(0, 2, "left")
-        error = error_of(wires, 0)
+        error = error_of(wires, 0)  # at its goodbye, not only at the end of its connection
         assert isinstance(error, CollectiveTimeout)
         assert error.missing == {2}
 

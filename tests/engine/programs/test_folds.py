@@ -308,3 +308,19 @@ def test_a_description_that_does_not_fit_is_a_protocol_error(make):
     wires.feed(0, 1, frame(wire.DATA, 0, head, flags=1))
     assert isinstance(op.error, ProtocolError)
     assert "50000 bytes" in str(op.error)
+
+
+class Stays:
+    """Pickles, and does not come back."""
+
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+@pytest.mark.parametrize("make", [lambda rank: (folds.allreduce, []), *ALL[:3]])
+def test_a_value_that_does_not_unpickle_is_named_by_the_rank_that_passed_it(make):
+    _, results = run(make, [1, Stays(), 3])
+    for error in results:
+        original = error.original if isinstance(error, RemoteError) else error
+        assert isinstance(original, ValueError)
+        assert "by unpickling the value of rank 1" in "".join(original.__notes__)
