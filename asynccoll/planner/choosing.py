@@ -75,7 +75,7 @@ def estimate(collective: str, algorithm: str, nbytes: int, topology: Topology) -
 
     The START round of every collective is left out: it is the same for all algorithms. A broadcast and a reduce have
     rank 0 as their root, a reduce_scatter even parts. For arrays of many segments a few are walked, and the rest follows from
-    them; it takes up to about a second for 64 ranks, ten for 1000.
+    them: a second at most for 64 ranks, a few for 256, half a minute for 1000.
 
     Args:
         collective, nbytes: as for `choose`; 0 bytes take no time.

@@ -277,7 +277,7 @@ class RankPlan:
         largest = max(count for _, count in self.counts)
         if not 1 <= number <= largest:
             raise ValueError(
-                f"{number} machines, and the largest role has {largest} ranks; use 1 to {largest} machines"
+                f"{number} machines, and the largest role has {largest} ranks; use 1 to {largest}"
             )
         return tuple(
             index if count <= number else index * number // count
