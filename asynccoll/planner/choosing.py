@@ -36,7 +36,8 @@ PIECES: Final = 8
 MOST_SEGMENTS: Final = 64
 
 _WALKED: Final = 8
-"""Segments that are walked. The next ones take as long as the last of these did, so the rest is a product."""
+"""Segments that are walked; of anything but a ring, for each doubling of the ranks: a tree is full only after some, and a scan by
+doubling later still. The next ones take as long as the last of these did, so the rest is a product."""
 _MOST_STEPS: Final = 300_000
 """Steps of a ring above which fewer segments are walked."""
 
@@ -118,7 +119,7 @@ def _seconds(collective: str, algorithm: str, nbytes: int, topology: Topology, l
         return _walk(blocks, nbytes, topology, limit)
     segment = _segment(collective, algorithm, nbytes, size)
     turn = segment * size if algorithm == "ring" else segment  # a segment of each chunk
-    most = _WALKED
+    most = _WALKED if algorithm == "ring" else _WALKED * (size - 1).bit_length()
     while most > 2 and algorithm == "ring" and 4 * size * size * most > _MOST_STEPS:
         most //= 2
     turns = nbytes / turn

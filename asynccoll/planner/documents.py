@@ -34,7 +34,7 @@ def load(text: str | bytes, form: str, fields: Sequence[str]) -> dict[str, Any]:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except RecursionError:
         raise ValueError(f"{form}: the JSON is nested too deeply") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{form}: this is no JSON ({error}); to_json() writes one line of it") from None
     if not isinstance(found, dict):
         reject(form, "document", found, 'an object {"format": ..., "version": ...}')

@@ -75,10 +75,10 @@ def size(nbytes: int) -> str:
 
 def table(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
     """Roles by machines, with the ranks in the cells; roles alone where the plan says nothing about machines."""
-    lines = [_heading(_sizes(plan), bold)]
+    lines = _headings(_sizes(plan), width, bold)
     if plan.machines is None:
         rows = [[role, str(count), spans(plan.ranks(role))] for role, count in plan.counts]
-        return "\n".join([*lines, "", *_grid([["role", "number", "ranks"], *rows], width, bold)])
+        return "\n".join([*lines, *_grid([["role", "number", "ranks"], *rows], width, bold)])
     roles = list(plan.roles)
     machines: list[int | None] = list(range(plan.num_machines))
     if None in plan.machines:
@@ -93,17 +93,15 @@ def table(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
     high = max(map(len, broken))
     for heads in ([grid[0]], list(zip(*([""] * (high - len(head)) + head for head in broken), strict=True))):
         if sum(_widths([*heads, *rows])) + _GAP * len(roles) <= width:
-            return "\n".join([*lines, "", *_grid([*heads, *rows], width, bold, heads=len(heads))])
+            return "\n".join([*lines, *_grid([*heads, *rows], width, bold, heads=len(heads))])
     # Too many roles for one line: a paragraph for each machine.
     for label, *cells in rows:
-        words = [f"{role} {cell}" for role, cell in zip(roles, cells, strict=True) if cell != "-"]
+        named = zip(roles, cells, strict=True)
+        words = [word for role, cell in named if cell != "-" for word in _listed(f"{role} ", cell, ",")]
+        words[-1] = words[-1].removesuffix(",")
         name = label if label == _UNKNOWN else f"machine {label}"
-        lines += [
-            "",
-            _heading(name, bold),
-            *_wrapped([f"{word}," for word in words[:-1]] + words[-1:], "  ", width),
-        ]
-    return "\n".join(lines)
+        lines += [_heading(name, bold), *_wrapped(words, "  ", width), ""]
+    return "\n".join(lines[:-1])
 
 
 def groups(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
@@ -114,8 +112,10 @@ def groups(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
     for names, members in alike(plan):
         label = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
         rows.append([label, str(len(names)), spans(members)])
-    head = _heading(f"{_many(len(plan.named_groups), 'group')}, in the order in which they are made", bold)
-    return "\n".join([head, "", *_grid([["group", "number", "ranks"], *rows], width, bold)])
+    head = f"{_many(len(plan.named_groups), 'group')}, in the order in which they are made"
+    return "\n".join(
+        [*_headings(head, width, bold), *_grid([["group", "number", "ranks"], *rows], width, bold)]
+    )
 
 
 def alike(plan: RankPlan) -> Iterator[tuple[list[str], tuple[int, ...]]]:
@@ -135,7 +135,9 @@ def ring(
 ) -> str:
     """Two orders of a ring, host by host, and what a segment of ``nbytes`` costs on them where links were measured."""
     hosts = len(set(topology.hosts))
-    lines = [_heading(f"a ring of {_many(topology.world_size, 'rank')} on {_many(hosts, 'host')}", bold), ""]
+    lines = _headings(
+        f"a ring of {_many(topology.world_size, 'rank')} on {_many(hosts, 'host')}", width, bold
+    )
     rows = [["", "changes of host"]]
     if topology.measured:
         rows[0] += ["slowest link", "once around"]
@@ -144,13 +146,20 @@ def ring(
         if topology.measured:
             row += _costs(ring_cost(topology, order, nbytes))
         rows.append(row)
-    lines += _grid(rows, width, bold)
+    if sum(_widths(rows)) + _GAP * (len(rows[0]) - 1) <= width:
+        lines += _grid(rows, width, bold)
+    else:
+        for name, *cells in rows[1:]:
+            words = ", ".join(f"{head} {cell}" for head, cell in zip(rows[0][1:], cells, strict=True)).split(
+                " "
+            )
+            lines += _wrapped(words, f"{name:<{_LABELS}}", width)
     if topology.measured:
-        lines.append(f"times for segments of {size(nbytes)}")
+        lines += _wrapped(f"times for segments of {size(nbytes)}".split(" "), "", width)
     for name, order in (("before", before), ("after", after)):
-        words = [f"{host} [{spans(members)}]" for host, members in runs(topology, order)]
-        words = [f"{word} ->" for word in words] + [f"{order[0]}"]
-        lines += ["", *_wrapped(words, f"{name:<{_LABELS}}", width)]
+        visits = [(f"{host} [", spans(members)) for host, members in runs(topology, order)]
+        words = [word for head, ranks in visits for word in _listed(head, ranks, "] ->")]
+        lines += ["", *_wrapped([*words, str(order[0])], f"{name:<{_LABELS}}", width)]
     return "\n".join(lines)
 
 
@@ -186,6 +195,19 @@ def _heading(text: str, bold: bool) -> str:
 def _broken(name: str) -> list[str]:
     """A heading in lines that end after ``_``."""
     return [part for part in name.replace("_", "_\n").split("\n") if part] or [name]
+
+
+def _listed(head: str, ranks: str, tail: str) -> list[str]:
+    """Ranks between ``head`` and ``tail`` in words, between which a line may end."""
+    words = ranks.split(" ")
+    words[0] = head + words[0]
+    words[-1] += tail
+    return words
+
+
+def _headings(text: str, width: int, bold: bool) -> list[str]:
+    """A heading in as many lines as it takes, and an empty one."""
+    return [*(_heading(line, bold) for line in _wrapped(text.split(" "), "", width)), ""]
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:

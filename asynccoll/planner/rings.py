@@ -185,8 +185,8 @@ def _improved(costs: _Costs, weights: _Costs, order: list[int], tries: int) -> l
         slow = [at for at, (a, b) in enumerate(_around(order)) if costs[a][b] == score[0]]
         for lo, middle, hi, turned in _changes(len(order)):
             tries -= 1
-            # Nearly every change makes the sum larger and keeps the slowest link: adding up all of its links would be wasted.
-            if sums.after(lo, middle, hi, turned) < score[1] or any(at in (lo, middle, hi) for at in slow):
+            # Nearly every change makes the sum larger and keeps a slowest link: looking at all of its links would be wasted.
+            if sums.after(lo, middle, hi, turned) < score[1] or _cuts(slow, lo, middle, hi, turned):
                 changed = _changed(order, lo, middle, hi, turned)
                 better = _score(costs, weights, changed)
                 if better < score:
@@ -197,6 +197,13 @@ def _improved(costs: _Costs, weights: _Costs, order: list[int], tries: int) -> l
         else:
             return order
     return order
+
+
+def _cuts(slow: list[int], lo: int, middle: int, hi: int, turned: bool) -> bool:
+    """Whether none of the links at the places ``slow`` (ascending) is left after a change. In a turned piece all links change."""
+    if turned:
+        return lo <= slow[0] and slow[-1] <= hi
+    return len(slow) <= 3 and all(at in (lo, middle, hi) for at in slow)
 
 
 def _changes(size: int) -> Iterator[tuple[int, int, int, bool]]:

@@ -116,7 +116,7 @@ class _Page:
         self.width = max(self.width, x)
 
     def heading(self, text: str) -> None:
-        self.y += _LINE
+        self.y += 1.5 * _LINE
         self.text(_MARGIN, self.y, text, weight="bold")
         self.y += _LINE / 2
 
@@ -237,6 +237,7 @@ def _rings(page: _Page, topology: Topology, before: Sequence[int], after: Sequen
         for angle in [2 * math.pi * index / len(after)]
     }
     middle_y = page.y + radius + _CHIP / 2
+    digits = _SMALL if topology.world_size <= 1000 else _SMALL - 3  # four of them fit into the circle
     x = float(_MARGIN)
     for (_, order), caption in zip(drawn, captions, strict=True):
         middle_x = x + panel / 2
@@ -246,7 +247,7 @@ def _rings(page: _Page, topology: Topology, before: Sequence[int], after: Sequen
                 f'<circle class="box" cx="{middle_x + dx:.1f}" cy="{middle_y + dy:.1f}" r="{_CHIP / 2}" '
                 f'fill="{fills[topology.hosts[rank]]}"/>'
             )
-            page.text(middle_x + dx, middle_y + dy + 4, str(rank), size=_SMALL, kind="rank", middle=True)
+            page.text(middle_x + dx, middle_y + dy + 4, str(rank), size=digits, kind="rank", middle=True)
         for number, line in enumerate(caption):
             y = middle_y + radius + _CHIP / 2 + _LINE * (number + 1)
             page.text(middle_x, y, line, kind="soft" if number else "", middle=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -174,7 +175,7 @@ class Topology:
                 documents.reject(_FORM, name, found[name], "null, or a list of rows of numbers")
         try:
             return cls.from_hosts(hosts, latency=found["latency"], bandwidth=found["bandwidth"])
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             raise ValueError(f"{_FORM}: {error}") from None
 
     def __repr__(self) -> str:
@@ -197,9 +198,12 @@ def _matrix(name: str, rows: Any, size: int, bounds: tuple[float, float]) -> Mat
                 continue
             if value is None or isinstance(value, str | bytes | bool):
                 raise TypeError(f"{name}[{a}][{b}] is {value!r}, which is not a number")
-            number = float(value)
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
             if not least <= number <= most:
-                raise ValueError(f"{name}[{a}][{b}] is {value!r}; it must be from {least:g} to {most:g}")
+                raise ValueError(f"{name}[{a}][{b}] is {value!r:.40}; it must be from {least:g} to {most:g}")
             numbers.append(number)
         found.append(tuple(numbers))
     return tuple(found)
