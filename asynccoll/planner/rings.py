@@ -61,9 +61,9 @@ def ring_cost(topology: Topology, order: Sequence[int], nbytes: int = SEGMENT) -
 def ring_order(topology: Topology, nbytes: int = SEGMENT) -> tuple[int, ...]:
     """The order in which a ring should visit the ranks. It begins with rank 0, and is the same in every interpreter.
 
-    With a matrix: the ring of the smallest `ring_cost` for segments of ``nbytes`` bytes; of equal ones that which changes hosts
-    least often, then the first in the order of the dictionary. Up to `EXACT` ranks it is the best there is. Above, it is the
-    best that was found from the rank order, the order by hosts and nearest neighbours, by turning pieces around and by moving
+    With a matrix: the ring of the smallest `ring_cost` for segments of ``nbytes`` bytes. Up to `EXACT` ranks it is the best there
+    is; of equal ones that which changes hosts least often, then the first in the order of the dictionary. Above, it is the best
+    that was found from the rank order, the order by hosts and nearest neighbours, by turning pieces around and by moving
     short ones; it is never worse than the rank order or the order by hosts.
 
     Without a matrix: host by host, in the order of their lowest ranks, so that each host is entered and left once.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynccoll.planner import RingCost, Topology, ring_cost, ring_order
+from asynccoll.planner import RingCost, Topology, ring_cost, ring_order, rings
 from asynccoll.planner.drawing import changes_of_host
 from asynccoll.planner.rings import EXACT
 
@@ -96,6 +96,32 @@ def test_of_equal_rings_that_with_fewer_changes_of_host_is_taken():
     for hosts in ("ababab", "aabbab"):
         topology = Topology.from_hosts(hosts_of(hosts), latency=rows, bandwidth=bands)
         assert changes_of_host(topology, ring_order(topology)) == 2
+
+
+def test_the_least_difference_in_time_counts_before_changes_of_host():
+    # In femtoseconds: 0-1-2-3 takes 38 and changes hosts four times, the two others 39 and twice.
+    rows = [[10e-15] * 4 for _ in range(4)]
+    for a, b in ((0, 1), (1, 2)):
+        rows[a][b] = rows[b][a] = 9e-15
+    size, bands = 4, [[1e9] * 4] * 4
+    assert ring_order(Topology.from_hosts(list("abab"), latency=rows, bandwidth=bands), 0) == tuple(
+        range(size)
+    )
+
+
+@pytest.mark.parametrize("size", [4, 5, 9])
+def test_the_sum_after_a_change_is_that_of_the_changed_ring(size):
+    chance = random.Random(size)
+    weights = [[chance.randrange(1000) for _ in range(size)] for _ in range(size)]
+    order = chance.sample(range(size), size)
+    sums = rings._Sums(weights, order)
+    seen = set()
+    for change in rings._changes(size):
+        changed = rings._changed(order, *change)
+        assert sorted(changed) == list(range(size))
+        assert sums.after(*change) == rings._score(weights, weights, changed)[1], change
+        seen.add(change[3])
+    assert seen == {True, False}
 
 
 def hosts_of(letters):
