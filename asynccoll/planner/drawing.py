@@ -17,6 +17,7 @@ from asynccoll.planner.topology import Topology
 
 __all__ = [
     "alike",
+    "by_machine",
     "changes_of_host",
     "columns",
     "groups",
@@ -83,11 +84,14 @@ def table(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
     machines: list[int | None] = list(range(plan.num_machines))
     if None in plan.machines:
         machines.append(None)
-    rows = []
-    for machine in machines:
-        here = plan.ranks_on(machine)
-        cells = [spans([rank for rank in here if plan.role_of(rank) == role]) for role in roles]
-        rows.append([_UNKNOWN if machine is None else str(machine), *cells])
+    cells = by_machine(plan)
+    rows = [
+        [
+            _UNKNOWN if machine is None else str(machine),
+            *(spans(cells.get((machine, role), ())) for role in roles),
+        ]
+        for machine in machines
+    ]
     grid = [["machine", *roles], *rows]
     broken = [_broken(cell) for cell in grid[0]]
     high = max(map(len, broken))
@@ -95,13 +99,22 @@ def table(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:
         if sum(_widths([*heads, *rows])) + _GAP * len(roles) <= width:
             return "\n".join([*lines, *_grid([*heads, *rows], width, bold, heads=len(heads))])
     # Too many roles for one line: a paragraph for each machine.
-    for label, *cells in rows:
-        named = zip(roles, cells, strict=True)
+    for label, *filled in rows:
+        named = zip(roles, filled, strict=True)
         words = [word for role, cell in named if cell != "-" for word in _listed(f"{role} ", cell, ",")]
         words[-1] = words[-1].removesuffix(",")
         name = label if label == _UNKNOWN else f"machine {label}"
         lines += [_heading(name, bold), *_wrapped(words, "  ", width), ""]
     return "\n".join(lines[:-1])
+
+
+def by_machine(plan: RankPlan) -> dict[tuple[int | None, str], list[int]]:
+    """``(machine, role)`` -> its ranks, for those that have some."""
+    cells: dict[tuple[int | None, str], list[int]] = {}
+    for role in plan.roles:
+        for rank in plan.ranks(role):
+            cells.setdefault((plan.machine_of(rank), role), []).append(rank)
+    return cells
 
 
 def groups(plan: RankPlan, width: int = 80, *, bold: bool = False) -> str:

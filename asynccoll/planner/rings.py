@@ -74,9 +74,10 @@ def ring_order(topology: Topology, nbytes: int = SEGMENT) -> tuple[int, ...]:
         ValueError: ``nbytes`` is negative.
     """
     _check(nbytes)
-    by_host = tuple(
-        sorted(topology.ranks, key=lambda rank: (topology.hosts.index(topology.hosts[rank]), rank))
-    )
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(topology.hosts):
+        hosts.setdefault(host, []).append(rank)
+    by_host = tuple(rank for here in hosts.values() for rank in here)
     size = topology.world_size
     if not topology.measured or size < 3:
         return by_host

@@ -153,11 +153,7 @@ def _roles(page: _Page, plan: RankPlan) -> None:
     if plan.machines is None or None in plan.machines:
         rows.append(None)
     labels = {row: "any machine" if row is None else f"machine {row}" for row in rows}
-    cells = {
-        (row, role): [rank for rank in plan.ranks(role) if plan.machine_of(rank) == row]
-        for row in rows
-        for role in plan.roles
-    }
+    cells = drawing.by_machine(plan)
     most = max(map(len, cells.values()))
     across = max(1, min(most, 4 if most <= 8 else 8 if most <= 128 else 16))
     chip = max(_CHIP + 8, _wide(str(plan.world_size), _FONT) + 12)
@@ -181,7 +177,7 @@ def _roles(page: _Page, plan: RankPlan) -> None:
         page.y += _GAP
         page.text(_MARGIN, page.y + 17, labels[row])
         for index, role in enumerate(plan.roles):
-            for number, rank in enumerate(cells[row, role]):
+            for number, rank in enumerate(cells.get((row, role), ())):
                 left = starts[role] + number % across * (chip + _GAP)
                 top = page.y + number // across * (_CHIP + _GAP)
                 page.parts.append(
@@ -189,7 +185,7 @@ def _roles(page: _Page, plan: RankPlan) -> None:
                     f'fill="{_FILLS[index % len(_FILLS)]}"/>'
                 )
                 page.text(left + chip / 2, top + 17, str(rank), kind="rank", middle=True)
-        lines = max(1, max(-(-len(cells[row, role]) // across) for role in plan.roles))
+        lines = max(1, max(-(-len(cells.get((row, role), ())) // across) for role in plan.roles))
         page.y += lines * (_CHIP + _GAP)
 
 
