@@ -51,9 +51,12 @@ class Work(asyncio.Future[T]):
         if self._op is None or self.done():
             return
         self._op = None
-        error = op.error
+        self._settle(op.error, op.result)
+
+    def _settle(self, error: BaseException | None, result: Any) -> None:
+        """End with ``error``, or else with ``result``. In the thread of the loop that the work belongs to."""
         if error is None:
-            self.set_result(op.result)
+            self.set_result(result)
             return
         self.set_exception(error)
         if isinstance(error, PeerLost | CommunicatorClosed | CollectiveCancelled):

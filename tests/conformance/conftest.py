@@ -26,20 +26,30 @@ from asynccoll.sim.loop import SimLoop
 from asynccoll.testing import local_world
 
 
-def over_tls(new_event_loop):
-    """Loops of that kind, in which worlds use TLS."""
+def marked(new_event_loop, loops):
+    """Loops of that kind, which are kept in ``loops``: what worlds are like in them."""
 
     def new_loop():
         loop = new_event_loop()
-        TLS_LOOPS.add(loop)
+        loops.add(loop)
         return loop
 
     return new_loop
 
 
-LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-MORE_LOOPS = {"tls-asyncio": over_tls(asyncio.new_event_loop), "tls-uvloop": over_tls(uvloop.new_event_loop)}
 TLS_LOOPS = weakref.WeakSet()
+"""Where worlds use TLS."""
+THREAD_LOOPS = weakref.WeakSet()
+"""Where worlds have ``progress="thread"``."""
+
+
+LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+MORE_LOOPS = {
+    "tls-asyncio": marked(asyncio.new_event_loop, TLS_LOOPS),
+    "tls-uvloop": marked(uvloop.new_event_loop, TLS_LOOPS),
+    "thread-asyncio": marked(asyncio.new_event_loop, THREAD_LOOPS),
+    "thread-uvloop": marked(uvloop.new_event_loop, THREAD_LOOPS),
+}
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
@@ -140,6 +150,8 @@ class World:
             options["transport"] = "memory"
         elif asyncio.get_running_loop() in TLS_LOOPS:
             options["ssl"] = certificates.contexts()
+        elif asyncio.get_running_loop() in THREAD_LOOPS:
+            options["progress"] = "thread"
         async with local_world(n, **options) as comms:
             yield comms
 
