@@ -97,7 +97,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def awaited(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
-        """Hand the coroutine ``start()`` over to the loop, now; what is returned is to be awaited in another loop, which keeps turning.
+        """Hand ``start()`` over to the loop, now; what is returned is to be awaited in another loop, which keeps turning.
 
         A cancel goes through to it, and is over when it has ended; a second one does not wait for that.
         """

@@ -267,8 +267,8 @@ class Bridged(Threaded):
             callback()
         self._on_close.clear()
         with self._gate.lock:
-            if self.closed or self._over_for_good:
-                return
+            if self._over_for_good or (self._comm and self.closed):
+                return  # the mesh's thread is ended even where the mesh has closed by itself
             self._gate.closed = not self._comm
             leaving = self._thread.awaited(lambda: Communicator._close(self, cause))
         try:

@@ -4,6 +4,7 @@ They reach below the public surface on purpose: a process that dies does not cal
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
 import struct
@@ -11,6 +12,8 @@ import struct
 import numpy as np
 from ranks import on_all
 
+from asynccoll import background
+from asynccoll.bridged import Bridged
 from asynccoll.communicator import Communicator, Options
 from asynccoll.engine.engine import Engine
 from asynccoll.net.driver import NetDriver
@@ -23,6 +26,15 @@ def in_virtual_time():
     return isinstance(asyncio.get_running_loop(), SimLoop)
 
 
+def inside(comm, function):
+    """What ``function()`` returns, called in the thread in which the driver of ``comm`` lives."""
+    if not isinstance(comm, Bridged):
+        return function()
+    answer = concurrent.futures.Future()
+    comm._thread.soon(lambda: answer.set_result(function()))
+    return answer.result(10)
+
+
 def crash(comm, *, reset=False):
     """Drop every connection of ``comm`` as the death of its process would: no goodbye, no more progress.
 
@@ -32,12 +44,16 @@ def crash(comm, *, reset=False):
     if isinstance(driver, SimDriver):
         driver.crash()
         return
-    driver.closed = True
-    driver.stop_timer()
-    for peer, sock in list(driver._sockets.items()):
-        if reset:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        driver.drop(peer)
+
+    def die():
+        driver.closed = True
+        driver.stop_timer()
+        for peer, sock in list(driver._sockets.items()):
+            if reset:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            driver.drop(peer)
+
+    inside(comm, die)
 
 
 async def in_step(comms):
@@ -52,9 +68,16 @@ async def in_step(comms):
 
 
 async def turns(count):
-    """Let the loop go round ``count`` times."""
+    """Let the loop go round ``count`` times, and those of meshes with ``progress="thread"`` too."""
+    threads = [thread for thread in background._threads if thread.alive and not thread._leaving]
+
+    async def one():
+        await asyncio.sleep(0)
+
     for _ in range(count):
         await asyncio.sleep(0)
+        for thread in threads:
+            await thread.awaited(one)
 
 
 async def settle():
@@ -101,13 +124,20 @@ def not_reading(comm):
     """Over TCP: ``comm`` reads nothing inside, as a rank whose loop is held does not."""
     driver = comm._pump
     loop = driver.loop
-    for sock in driver._sockets.values():
-        loop.remove_reader(sock.fileno())
+
+    def stop():
+        for sock in driver._sockets.values():
+            loop.remove_reader(sock.fileno())
+
+    def go_on():
+        for peer, sock in driver._sockets.items():
+            loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+
+    inside(comm, stop)
     try:
         yield
     finally:
-        for peer, sock in driver._sockets.items():
-            loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+        inside(comm, go_on)
 
 
 @contextlib.asynccontextmanager
