@@ -72,7 +72,8 @@ class BridgedWork(Work[T]):
     def _end(self, fate: _Fate) -> None:
         self._over()
         if self._fate.setdefault(None, fate) is fate:
-            hand_over(self.get_loop(), self._tell)
+            # Not from here: the driver still refers to the operation, and so to the caller's memory.
+            self._thread.loop.call_soon(hand_over, self.get_loop(), self._tell)
 
     def _tell(self) -> None:
         """In the caller's loop: what has become of the operation."""
@@ -98,16 +99,19 @@ class BridgedWork(Work[T]):
         aborted = threading.Event()
 
         def abort() -> None:
-            op, self._op = self._op, None
-            if op is not None:
-                self._pump.cancel(op)
-                self._over()
-            aborted.set()
+            self._abort()
+            aborted.set()  # only now: nothing refers to the operation any more
 
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so the operation has ended
             self._thread.soon(abort)
             if not self._thread.inside():
                 aborted.wait(ABORT_SECONDS)
+
+    def _abort(self) -> None:
+        op, self._op = self._op, None
+        if op is not None:
+            self._pump.cancel(op)
+            self._over()
 
 
 class _Gate:
@@ -184,6 +188,11 @@ class Bridged(Threaded):
             self._under_way += 1
             self._thread.soon(lambda: work.begin(lambda: self._begin(work, prepared)))
         return work
+
+    def _begin(self, work: Work[Any], op: Operation) -> None:
+        if super().closed:  # and not merely about to close, with this call before it
+            self._open()
+        super()._begin(work, op)
 
     def _one_over(self) -> None:
         with self._gate.lock:

@@ -347,13 +347,13 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         self._start(op).exception()
 
     def _start(self, op: Operation) -> Work[Any]:
+        self._open()  # the value was pickled meanwhile, which may run any code
         work: Work[Any] = Work(loop=self._loop)
         self._begin(work, op)
         return work
 
     def _begin(self, work: Work[Any], op: Operation) -> None:
         """Number ``op`` and start it; ``work`` tells its end."""
-        self._open()  # the value was pickled meanwhile, which may run any code
         self._started += 1
         op.comm = self._comm
         work.start(self._pump, op)

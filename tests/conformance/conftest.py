@@ -50,6 +50,7 @@ MORE_LOOPS = {
     "thread-asyncio": marked(asyncio.new_event_loop, THREAD_LOOPS),
     "thread-uvloop": marked(uvloop.new_event_loop, THREAD_LOOPS),
 }
+THREADED = [loop for name, loop in MORE_LOOPS.items() if name.startswith("thread-")]
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
@@ -97,6 +98,9 @@ def pytest_collection_modifyitems(config, items):
         others = {item for item in items if _is_here(item) and _loop(item) not in (None, *wanted)}
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
+    for item in filter(_is_here, items):
+        if (mark := item.get_closest_marker("inline_only")) and _loop(item) in THREADED:
+            item.add_marker(pytest.mark.skip(reason=f'not with progress="thread": {mark.args[0]}'))
     if ranks.WORLD_SIZE is None:
         return
     for item in filter(_is_here, items):

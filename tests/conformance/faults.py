@@ -8,12 +8,13 @@ import concurrent.futures
 import contextlib
 import socket
 import struct
+import threading
 
 import numpy as np
 from ranks import on_all
 
 from asynccoll import background
-from asynccoll.bridged import Bridged
+from asynccoll.bridged import Bridged, BridgedWork
 from asynccoll.communicator import Communicator, Options
 from asynccoll.engine.engine import Engine
 from asynccoll.net.driver import NetDriver
@@ -28,7 +29,7 @@ def in_virtual_time():
 
 def inside(comm, function):
     """What ``function()`` returns, called in the thread in which the driver of ``comm`` lives."""
-    if not isinstance(comm, Bridged):
+    if not isinstance(comm, Bridged) or not comm._thread.alive:
         return function()
     answer = concurrent.futures.Future()
     comm._thread.soon(lambda: answer.set_result(function()))
@@ -69,15 +70,20 @@ async def in_step(comms):
 
 async def turns(count):
     """Let the loop go round ``count`` times, and those of meshes with ``progress="thread"`` too."""
-    threads = [thread for thread in background._threads if thread.alive and not thread._leaving]
-
-    async def one():
-        await asyncio.sleep(0)
-
     for _ in range(count):
         await asyncio.sleep(0)
-        for thread in threads:
-            await thread.awaited(one)
+        for thread in list(background._threads):
+            turned = threading.Event()
+            background.hand_over(thread.loop, turned.set)
+            while thread.alive and not turned.wait(0.05):
+                pass
+
+
+async def done_at_once(work):
+    """It was done when the call returned; with ``progress="thread"``, when the call has been to the mesh's thread and back."""
+    if isinstance(work, BridgedWork):
+        await turns(3)
+    return work.done()
 
 
 async def settle():

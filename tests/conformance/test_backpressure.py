@@ -6,6 +6,7 @@ import socket
 import numpy as np
 import pytest
 from faults import (
+    done_at_once,
     early_bytes,
     held_bytes,
     in_step,
@@ -196,8 +197,8 @@ async def test_credit_of_operations_that_failed_is_given_back(world):
             await settle()
             works[0].cancel()
             await settle()
-            comms[1].allreduce(np.ones(4096)).exception()
-            comms[1].allreduce(1, timeout=-1).exception()
+            works += [comms[1].allreduce(np.ones(4096)), comms[1].allreduce(1, timeout=-1)]
+            assert all([await done_at_once(work) for work in works[-2:]])
             await asyncio.gather(*works, return_exceptions=True)
         await settle()
         assert [early_bytes(comm) for comm in comms] == [0, 0]
