@@ -1,8 +1,9 @@
 """What an allreduce in flight costs a computation that holds the event loop. Knows one verb and no peers.
 
-``python -m benchmarks.overlap``. Each round takes turns, in an order that turns too: ``--compute`` milliseconds of matrix products in
-a plain loop, which give the interpreter lock away piece by piece; and the same with an allreduce that is started before and awaited
-after. With ``--progress thread`` the mesh goes on meanwhile, in a thread of its own; with ``--progress inline`` it waits for the loop.
+``python -m benchmarks.overlap``. Each round takes turns, in an order that turns too: ``--compute`` milliseconds of matrix
+products in a plain loop, which give the interpreter lock away piece by piece; and the same with an allreduce that is started
+before and awaited after. With ``--progress thread`` the mesh goes on meanwhile, in a thread of its own; with ``--progress inline``
+it waits for the loop.
 
 A time is that of the slowest rank; figures are medians over the rounds. Every element of every result is checked on every rank,
 outside the times. BLAS has one thread for each rank, unless ``OPENBLAS_NUM_THREADS`` says otherwise.
@@ -35,7 +36,7 @@ _PIECE = 192
 
 
 def run_rank(loop: str, progress: str, size: int, seconds: float, rounds: int) -> list[dict[str, float]]:
-    """One rank: for each round the seconds of the computation ``alone`` and with an operation in flight, ``both``; elements ``wrong``."""
+    """One rank: for each round the seconds of the computation ``alone``, those of ``both``, and elements that were ``wrong``."""
     with asyncio.Runner(loop_factory=loop_factory(loop)) as runner:
         return runner.run(_main(progress, size, seconds, rounds))
 

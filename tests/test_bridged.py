@@ -370,6 +370,6 @@ def test_a_fork_is_refused():
         "            os._exit(0)\n"
         "        os.waitpid(child, 0)\n"
         "        print(await comm.allreduce(1))\n"
-        "asyncio.run(main())\n"
+        "asyncio.run(main(), debug=False)\n"
     )
     assert script(text) == "True\n1\n"

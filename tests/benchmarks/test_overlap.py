@@ -16,8 +16,8 @@ def test_a_ratio_is_of_the_slowest_ranks_of_a_round():
     first = [{"alone": 0.1, "both": 0.2, "wrong": 0}, {"alone": 0.2, "both": 0.2, "wrong": 1}]
     second = [{"alone": 0.2, "both": 0.1, "wrong": 0}, {"alone": 0.1, "both": 0.6, "wrong": 2}]
     _, alone, both, last = table([first, second])
-    assert alone.split() == ["alone", "200.0"]
-    assert both.split() == ["both", "400.0", "2.000", "1.000", "to", "3.000"]
+    assert alone.split() == ["alone", "200.00"]
+    assert both.split() == ["both", "400.00", "2.000", "1.000", "to", "3.000"]
     assert last == "# 2 rounds, 3 wrong elements"
 
 

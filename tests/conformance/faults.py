@@ -69,20 +69,27 @@ async def in_step(comms):
 
 
 async def turns(count):
-    """Let the loop go round ``count`` times, and those of meshes with ``progress="thread"`` too."""
+    """Let the loop go round ``count`` times."""
     for _ in range(count):
         await asyncio.sleep(0)
-        for thread in list(background._threads):
-            turned = threading.Event()
-            background.hand_over(thread.loop, turned.set)
-            while thread.alive and not turned.wait(0.05):
+
+
+async def all_turn(count):
+    """Let the loop go round ``count`` times, and in each of them those of meshes with ``progress="thread"`` too."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+        turned = [(thread, threading.Event()) for thread in list(background._threads)]
+        for thread, event in turned:
+            background.hand_over(thread.loop, event.set)
+        for thread, event in turned:
+            while thread.alive and not event.wait(0.05):
                 pass
 
 
 async def done_at_once(work):
     """It was done when the call returned; with ``progress="thread"``, when the call has been to the mesh's thread and back."""
     if isinstance(work, BridgedWork):
-        await turns(3)
+        await all_turn(3)
     return work.done()
 
 
@@ -91,7 +98,7 @@ async def settle():
     if in_virtual_time():
         await asyncio.sleep(1.0)
     else:
-        await turns(50)
+        await all_turn(50)
 
 
 def early_bytes(comm):
