@@ -1,6 +1,7 @@
 """One suite, three worlds: the simulated network in virtual time, and TCP on either loop.
 
-Two more are opened only if ``--worlds`` names them: TLS on either loop.
+Four more are opened only if ``--worlds`` names them: TLS on either loop, and ``progress="thread"`` with the caller on either
+loop. Of ``thread-asyncio`` the modules in `THREAD_MODULES` run in any case.
 
 With ``--world-size W`` every world has W ranks: a parameter ``size`` has that one value, and a test that asks for 3 ranks
 gets W. What a test expects follows from the number of ranks that it got. A test that means something for its own number of
@@ -51,6 +52,7 @@ MORE_LOOPS = {
     "thread-uvloop": marked(uvloop.new_event_loop, THREAD_LOOPS),
 }
 THREADED = [loop for name, loop in MORE_LOOPS.items() if name.startswith("thread-")]
+THREAD_MODULES = ("test_asyncio.py", "test_close.py", "test_groups.py", "test_safe.py", "test_timeout.py")
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
@@ -61,6 +63,8 @@ OPENED = collections.Counter()
 @pytest.hookimpl
 def pytest_asyncio_loop_factories(config, item):
     named = (config.getoption("worlds") or "").split(",")
+    if named == [""] and ranks.WORLD_SIZE is None and item.path.name in THREAD_MODULES:
+        named = ["thread-asyncio"]
     return LOOPS | {name: loop for name, loop in MORE_LOOPS.items() if name in named}
 
 
