@@ -118,7 +118,7 @@ class LoopThread:
             try:
                 await ended.wait()
             except asyncio.CancelledError:
-                self.soon(lambda: running[0].cancel())
+                hand_over(self.loop, lambda: running[0].cancel())
                 await ended.wait()
                 raise
             return running.pop().result()

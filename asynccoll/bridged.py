@@ -42,6 +42,18 @@ _TOLD: Final = _Fate(None, "told")
 """The future has it: the work need not hold it any more."""
 
 
+class _Parcel:
+    """A work on its way to its loop. Empty once it is there: the thread that sent it is still holding the parcel for a moment, and
+    must not hold the result with it.
+    """
+
+    def __init__(self, work: BridgedWork[Any]) -> None:
+        self._works = [work]
+
+    def __call__(self) -> None:
+        self._works.pop()._tell()
+
+
 class BridgedWork(Work[T]):
     """A `Work` of the caller's loop, whose operation runs in the mesh's thread."""
 
@@ -73,7 +85,7 @@ class BridgedWork(Work[T]):
         self._over()
         if self._fate.setdefault(None, fate) is fate:
             # Not from here: the driver still refers to the operation, and so to the caller's memory.
-            self._thread.loop.call_soon(hand_over, self.get_loop(), self._tell)
+            self._thread.loop.call_soon(hand_over, self.get_loop(), _Parcel(self))
 
     def _tell(self) -> None:
         """In the caller's loop: what has become of the operation."""
@@ -181,6 +193,7 @@ class Bridged(Threaded):
 
     def _call(self, *call: Any) -> Work[Any]:
         loop = self._enter("an operation")
+        self._usable()
         prepared = self._prepared(*call)
         work: BridgedWork[Any] = BridgedWork(loop, self._thread, self._one_over)
         with self._gate.lock:
@@ -229,18 +242,23 @@ class Bridged(Threaded):
         )
 
     def _skip(self, refused: Operation) -> None:
+        def skip() -> None:
+            if not self.closed:
+                Communicator._skip(self, refused)
+
         with self._gate.lock:
             if not self._over_for_good:
-                super()._skip(refused)
+                self._thread.soon(skip)
 
     def _enter(self, what: str) -> asyncio.AbstractEventLoop:
-        """The running loop. Raises where a call may not come from, or is one too many."""
+        """The running loop. Raises where a call may not come from."""
         if self._pid == os.getpid() and self._thread.inside():
             raise RuntimeError(
                 f"{what} of communicator {self._name!r} was started from inside a reduce function or while a value was being "
                 "unpickled, in the mesh's own thread; do it after the operation"
             )
-        self._usable()
+        self._open()
+        self._here()
         return asyncio.get_running_loop()
 
     def _usable(self) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(asyncio.Future[T]):
-    """A collective operation under way: a native `asyncio.Future`, bound to the loop of the communicator.
+    """A collective operation under way: a native `asyncio.Future`, bound to the loop that made the call.
 
     ``await``, `asyncio.gather`, `asyncio.wait_for`, `asyncio.shield`, `asyncio.timeout` and ``add_done_callback`` work as on any
     future. The operation runs from the call on, awaited or not, and finishes even if the work is not kept.

@@ -6,6 +6,7 @@ import socket
 import numpy as np
 import pytest
 from faults import (
+    all_turn,
     done_at_once,
     early_bytes,
     held_bytes,
@@ -132,7 +133,7 @@ async def test_what_comes_before_it_is_asked_for_is_bounded_by_the_window(world)
     # Rank 0 folds rank 1's object before rank 2's, and rank 1 is late: rank 2's 16 MiB wait in rank 2's own memory.
     async with world(3, conditions=FAST) as comms:
         works = [comms[rank].allreduce([bytes(1 << 24)]) for rank in (0, 2)]
-        await (asyncio.sleep(5.0) if in_virtual_time() else turns(300))
+        await (asyncio.sleep(5.0) if in_virtual_time() else all_turn(300))
         assert WINDOW // 2 < held_bytes(comms[0]) <= WINDOW + SEGMENT + OVERHEAD
         assert held_bytes(comms[2]) <= SEGMENT + OVERHEAD
         works.append(comms[1].allreduce([b"late"]))
