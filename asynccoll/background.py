@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from asynccoll.loops import new_loop
 
-__all__ = ["WAIT_SLICE", "LoopThread", "result_of", "settle"]
+__all__ = ["WAIT_SLICE", "LoopThread", "hand_over", "result_of", "settle"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,12 @@ def result_of(future: concurrent.futures.Future[T], limit: float | None = None) 
     return concurrent.futures.Future.result(future)
 
 
+def hand_over(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call ``function`` in ``loop``, from any thread. If the loop is closed, nobody waits there any more: nothing is done."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
 class LoopThread:
     """One event loop (uvloop where it is installed) that runs in its own daemon thread until `stop`."""
 
@@ -57,7 +63,10 @@ class LoopThread:
         self.pid = os.getpid()
         """The process that owns the thread: a fork has the object, but not the thread."""
         self._stopping = False
+        self._leaving = False
         self._at_stop: list[Callable[[], object]] = []
+        self._at_end: list[Callable[[], object]] = []
+        """Called by the thread as the last thing that it does."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         _threads.add(self)
@@ -68,6 +77,8 @@ class LoopThread:
             # A user's reduce function may call sys.exit(): it has failed its operation, and that is all.
             with contextlib.suppress(KeyboardInterrupt, SystemExit):
                 self.loop.run_forever()
+        for callback in self._at_end:
+            callback()
 
     @property
     def alive(self) -> bool:
@@ -98,6 +109,63 @@ class LoopThread:
         """Run ``coroutine`` in the loop; the future gives its result and cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
+    def awaited(self, start: Callable[[], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
+        """Hand ``start()`` over to the loop, now; what is returned is to be awaited in another loop, which keeps turning.
+
+        A cancel goes through to it, and is over when it has ended; a second one does not wait for that.
+        """
+        here = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        running: list[asyncio.Task[T]] = []
+
+        def tell(task: asyncio.Task[T]) -> None:
+            if not task.cancelled():
+                task.exception()  # a caller who was cancelled will not look at it
+            hand_over(here, ended.set)
+
+        def begin() -> None:
+            running.append(self.loop.create_task(start()))
+            running[0].add_done_callback(tell)
+
+        async def over() -> T:
+            try:
+                await ended.wait()
+            except asyncio.CancelledError:
+                hand_over(self.loop, lambda: running[0].cancel())
+                await ended.wait()
+                raise
+            return running.pop().result()
+
+        self.soon(begin)
+        return over()
+
+    async def stopped(self) -> None:
+        """Cancel what runs in the loop, and `stop`, without holding up the caller's loop. A cancel is raised when it is done."""
+        cancelled: asyncio.CancelledError | None = None
+        if self.alive and not self._leaving:
+            here = asyncio.get_running_loop()
+            ended = asyncio.Event()
+            self._leaving = True
+            self._at_end.append(lambda: hand_over(here, ended.set))
+            self.run(self._leave())
+            while not ended.is_set():
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError as error:  # raised below: the loop ends within milliseconds
+                    cancelled = error
+        self.stop()  # has the thread's last steps to wait for, at most
+        if cancelled is not None:
+            raise cancelled
+
+    async def _leave(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._stopping = True
+        self.loop.stop()
+
     def stop(self) -> None:
         """Stop the loop and wait for the thread. Twice is silent; in a fork it does nothing."""
         _stop([self])
@@ -115,13 +183,14 @@ def _stop_all() -> None:
 
 def _stop(threads: list[LoopThread]) -> None:
     """Stop all of them before any lets go of its links: else those that still run would take it for a loss."""
-    running = [thread for thread in threads if thread.alive and not thread.inside()]
-    for thread in running:
+    own = [thread for thread in threads if thread.pid == os.getpid() and not thread.inside()]
+    left = [thread for thread in own if not thread.loop.is_closed()]
+    for thread in left:
         thread._stopping = True
         thread.soon(thread.loop.stop)
-    for thread in running:
+    for thread in left:
         thread._thread.join(timeout=_JOIN_SECONDS)
-    for thread in running:
+    for thread in left:
         _threads.discard(thread)
         if not thread._thread.is_alive():
             for callback in thread._at_stop:

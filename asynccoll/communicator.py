@@ -68,7 +68,8 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
 
     Every verb is a plain function that starts its operation at the call and returns a `Work` to await. Operations of one
     communicator are matched by the order of the calls: every rank makes the same calls in the same order, concurrently if it
-    likes. Those with ``key=`` are matched by their keys instead. Use it from the event loop that opened it.
+    likes. Those with ``key=`` are matched by their keys instead. Use it from the event loop that opened it,
+    or with ``progress="thread"`` from any that runs.
     """
 
     def __init__(
@@ -349,10 +350,14 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
     def _start(self, op: Operation) -> Work[Any]:
         self._open()  # the value was pickled meanwhile, which may run any code
         work: Work[Any] = Work(loop=self._loop)
+        self._begin(work, op)
+        return work
+
+    def _begin(self, work: Work[Any], op: Operation) -> None:
+        """Number ``op`` and start it; ``work`` tells its end."""
         self._started += 1
         op.comm = self._comm
         work.start(self._pump, op)
-        return work
 
     def _open(self) -> None:
         if self.closed:
@@ -388,7 +393,7 @@ class Communicator(ReducingVerbs, MovingVerbs, MessageVerbs):
         if loop is not self._loop:
             raise RuntimeError(
                 f"communicator {self._name!r} was opened in event loop {self._loop!r}; this call comes from {loop!r}. "
-                "Call from the loop that opened it, or use asynccoll.sync"
+                "Call from the loop that opened it, open it with progress='thread', or use asynccoll.sync"
             )
 
 

@@ -14,12 +14,12 @@ from asynccoll.calls import Parts
 from asynccoll.errors import RemoteError
 from asynccoll.work import Work
 
-__all__ = ["Pending", "SyncStream"]
+__all__ = ["ABORT_SECONDS", "Pending", "SyncStream", "for_the_caller"]
 
 T = TypeVar("T")
 
-_ABORT_SECONDS: Final = 5.0
-"""How long `Pending.cancel` waits for the loop's thread, which holds an operation for milliseconds at most."""
+ABORT_SECONDS: Final = 5.0
+"""How long a cancel waits for the loop's thread, which holds an operation for milliseconds at most."""
 
 
 class Pending(concurrent.futures.Future[T]):
@@ -72,7 +72,7 @@ class Pending(concurrent.futures.Future[T]):
             if work.cancelled():
                 self._mark_cancelled()
             elif (error := work.exception()) is not None:
-                self.set_exception(_for_the_caller(error))
+                self.set_exception(for_the_caller(error))
             else:
                 self.set_result(work.result())
 
@@ -92,7 +92,7 @@ class Pending(concurrent.futures.Future[T]):
                 aborted.set()
 
             self._thread.soon(abort)
-            aborted.wait(_ABORT_SECONDS)
+            aborted.wait(ABORT_SECONDS)
         return True
 
     def _mark_cancelled(self) -> bool:
@@ -160,7 +160,7 @@ class SyncStream(Iterator[tuple[int, Any]]):
         self.pending.cancel()
 
 
-def _for_the_caller(error: BaseException) -> BaseException:
+def for_the_caller(error: BaseException) -> BaseException:
     """What the caller gets for the ``error`` of a work.
 
     Where this rank's own reduce function has called `sys.exit`, that: it is meant for the process, not for the loop's thread.

@@ -41,10 +41,15 @@ class Stream(AsyncIterator[tuple[int, Any]]):
     - A failure is raised from the iteration, at once: parts that were not taken yet are dropped. Those that were taken are right.
     """
 
-    def __init__(self, start: Callable[[Parts], Work[Any]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[Parts], Work[Any]],
+        across: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
+    ) -> None:
+        """``across``: where parts become final in another thread, makes of a call one that may come from there."""
         self._bell = _Bell()
         self._closed = False
-        self._parts = Parts(self._bell.ring)
+        self._parts = Parts(self._bell.ring if across is None else across(self._bell.ring))
         self.work = start(self._parts)
         """The operation; its result is the whole array (or ``out``)."""
         self.work.add_done_callback(self._bell.ring)

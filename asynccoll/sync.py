@@ -303,8 +303,13 @@ def _like(
     """Give a function the arguments of ``opener``."""
 
     def decorate(function: Callable[..., SyncCommunicator]) -> Callable[P, SyncCommunicator]:
-        function.__signature__ = inspect.signature(opener).replace(  # type: ignore[attr-defined]  # functions have no such attribute in typeshed
-            return_annotation=SyncCommunicator
+        signature = inspect.signature(opener)
+        parameters = [
+            parameter.replace(default="thread") if name == "progress" else parameter
+            for name, parameter in signature.parameters.items()
+        ]
+        function.__signature__ = signature.replace(  # type: ignore[attr-defined]  # functions have no such attribute in typeshed
+            parameters=parameters, return_annotation=SyncCommunicator
         )
         return cast("Callable[P, SyncCommunicator]", function)
 
@@ -312,8 +317,20 @@ def _like(
 
 
 @_like(world.connect)
-def connect(*args: Any, **options: Any) -> SyncCommunicator:
-    """`asynccoll.connect` as a blocking call: joins a mesh without touching the default communicator of this module."""
+def connect(*args: Any, progress: str = "thread", **options: Any) -> SyncCommunicator:
+    """`asynccoll.connect` as a blocking call: joins a mesh without touching the default communicator of this module.
+
+    There is no loop of the caller's here, so ``progress`` is ``"thread"``; any other value is a ValueError.
+    """
+    return _opened(args, progress, options)
+
+
+def _opened(args: tuple[Any, ...], progress: str, options: dict[str, Any]) -> SyncCommunicator:
+    if progress != "thread":
+        raise ValueError(
+            f"progress={progress!r} is not for asynccoll.sync, whose mesh always has a thread of its own: leave it out, or "
+            "use 'thread'. For a mesh in your own event loop use asynccoll.init()"
+        )
     return open_with(lambda: world.connect(*args, **options))
 
 
@@ -325,15 +342,18 @@ class _Default:
 
 
 @_like(world.init)
-def init(*args: Any, **options: Any) -> SyncCommunicator:
-    """`asynccoll.init` as a blocking call: joins the mesh and makes it this module's default. Also a context manager."""
+def init(*args: Any, progress: str = "thread", **options: Any) -> SyncCommunicator:
+    """`asynccoll.init` as a blocking call: joins the mesh and makes it this module's default. Also a context manager.
+
+    There is no loop of the caller's here, so ``progress`` is ``"thread"``; any other value is a ValueError.
+    """
     with _Default.lock:
         current = _Default.communicator
         if current is not None and not current.closed and current._thread.alive:
             raise AlreadyInitialized(
                 "asynccoll.sync is already initialised in this process; call shutdown() first, or connect() for a second mesh"
             )
-        _Default.communicator = open_with(lambda: world.connect(*args, **options))
+        _Default.communicator = _opened(args, progress, options)
         return _Default.communicator
 
 

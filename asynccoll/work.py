@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Work(asyncio.Future[T]):
-    """A collective operation under way: a native `asyncio.Future`, bound to the loop of the communicator.
+    """A collective operation under way: a native `asyncio.Future`, bound to the loop that made the call.
 
     ``await``, `asyncio.gather`, `asyncio.wait_for`, `asyncio.shield`, `asyncio.timeout` and ``add_done_callback`` work as on any
     future. The operation runs from the call on, awaited or not, and finishes even if the work is not kept.
@@ -51,9 +51,12 @@ class Work(asyncio.Future[T]):
         if self._op is None or self.done():
             return
         self._op = None
-        error = op.error
+        self._settle(op.error, op.result)
+
+    def _settle(self, error: BaseException | None, result: Any) -> None:
+        """End with ``error``, or else with ``result``. In the thread of the loop that the work belongs to."""
         if error is None:
-            self.set_result(op.result)
+            self.set_result(result)
             return
         self.set_exception(error)
         if isinstance(error, PeerLost | CommunicatorClosed | CollectiveCancelled):

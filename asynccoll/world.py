@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from asynccoll.bridged import bridged
 from asynccoll.communicator import Communicator, Options, seconds
 from asynccoll.engine.engine import Engine
 from asynccoll.errors import AlreadyInitialized, NotInitialized
@@ -160,8 +161,10 @@ def init(
             none.
         ssl: TLS for every connection, from its first byte: ``asynccoll.tls(...)``, or a pair (server context, client context). On
             all ranks, or on none. The secret is still proved, inside.
-        transport, streams, compression, progress: fixed in this version (``"auto"`` or ``"tcp"``, 1, None,
-            ``"inline"``); any other value is a ValueError.
+        progress: ``"inline"``: the mesh runs in the caller's event loop, with the lowest latency. ``"thread"``: it has a loop and a
+            thread of its own, and goes on while compute blocks the caller's; the communicator may be used from any running loop,
+            and reduce functions run in that thread.
+        transport, streams, compression: fixed in this version (``"auto"`` or ``"tcp"``, 1, None); any other value is a ValueError.
 
     Raises:
         ValueError: an argument or environment variable is garbled, missing or contradictory; the message names it.
@@ -223,10 +226,11 @@ async def _connect(
         transport=(transport, ("auto", "tcp")),
         streams=(streams, (1,)),
         compression=(compression, (None,)),
-        progress=(progress, ("inline",)),
+        progress=(progress, ("inline", "thread")),
     )
     placement = detect(address, rank, world_size, secret)
-    return await connect_at(
+    here = functools.partial(
+        connect_at,
         placement,
         ssl=ssl,
         insecure=insecure,
@@ -235,6 +239,7 @@ async def _connect(
         init_timeout=init_timeout,
         liveness_timeout=liveness_timeout,
     )
+    return await (here() if progress == "inline" else bridged(here))
 
 
 async def connect_at(

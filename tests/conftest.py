@@ -21,7 +21,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--worlds",
         metavar="NAMES",
-        help="those named, with commas: of sim, asyncio and uvloop, and of tls-asyncio and tls-uvloop, which run only if named",
+        help="those named, with commas: of sim, asyncio, uvloop, tls-asyncio, tls-uvloop, thread-asyncio, thread-uvloop",
     )
 
 

@@ -12,7 +12,7 @@ import traceback
 
 import pytest
 
-from asynccoll.background import LoopThread, result_of
+from asynccoll.background import LoopThread, hand_over, result_of
 
 TIMEOUT = 30
 
@@ -205,3 +205,66 @@ def test_a_wait_gives_what_the_future_gives(error, monkeypatch):
         assert caught.value is error
         assert caught.value.__context__ is None
     timer.join()
+
+
+class TestFromAnotherLoop:
+    async def test_a_coroutine_is_awaited_across_the_loops(self, thread):
+        async def where():
+            return threading.current_thread()
+
+        async def fails():
+            raise LookupError("nothing here")
+
+        assert (await thread.awaited(where)).name == "asynccoll-test"
+        with pytest.raises(LookupError, match="nothing here"):
+            await thread.awaited(fails)
+
+    async def test_a_cancel_is_over_when_the_coroutine_has_ended(self, thread):
+        begun, ended = asyncio.Event(), []
+        here = asyncio.get_running_loop()
+
+        async def body():
+            hand_over(here, begun.set)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append(True)
+
+        async def waiting():
+            await thread.awaited(body)
+
+        task = asyncio.create_task(waiting())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == [True]
+
+    async def test_stopping_ends_what_runs_and_the_thread(self, thread):
+        ended = []
+
+        async def body():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
+
+        thread.run(body())
+        await thread.stopped()
+        assert ended == [True]
+        assert not thread.alive
+        assert thread.loop.is_closed()
+        await thread.stopped()
+
+    async def test_a_cancelled_stop_has_stopped(self, thread):
+        stopping = asyncio.create_task(thread.stopped())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert not thread.alive
+
+    async def test_what_is_handed_to_a_closed_loop_is_dropped(self, thread):
+        await thread.stopped()
+        hand_over(thread.loop, lambda: None)

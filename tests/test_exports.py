@@ -131,8 +131,16 @@ class TestVerbs:
 
     def test_opening_takes_the_same_parameters_everywhere(self):
         expected = parameters(asynccoll.init)
-        for opener in (asynccoll.connect, asynccoll.sync.init, asynccoll.sync.connect):
-            assert parameters(opener) == expected
+        assert parameters(asynccoll.connect) == expected
+        for opener in (
+            asynccoll.sync.init,
+            asynccoll.sync.connect,
+        ):  # which have no loop of the caller's to run in
+            assert [(name, kind) for name, kind, _ in parameters(opener)] == [row[:2] for row in expected]
+            differ = [
+                (mine, theirs) for (*_, mine), (*_, theirs) in zip(parameters(opener), expected, strict=True)
+            ]
+            assert [pair for pair in differ if pair[0] != pair[1]] == [("thread", "inline")]
 
     @pytest.mark.parametrize("name", ["rank", "world_size", "get_communicator", "shutdown"])
     def test_so_do_the_other_functions_of_both(self, name):

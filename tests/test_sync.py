@@ -7,6 +7,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import inspect
 import os
 import signal
 import socket
@@ -1042,3 +1043,12 @@ class TestFork:
 def test_the_thread_carries_the_name_of_the_package(alone):
     assert "asynccoll" in [thread.name for thread in threading.enumerate()]
     assert isinstance(alone._thread, LoopThread)
+
+
+@pytest.mark.parametrize("opener", [ac.init, ac.connect])
+def test_its_progress_is_a_thread_and_nothing_else(opener):
+    with opener(rank=0, world_size=1, progress="thread") as comm:
+        assert comm.allreduce(1) == 1
+    with pytest.raises(ValueError, match=r"progress='inline' is not for asynccoll\.sync"):
+        opener(rank=0, world_size=1, progress="inline")
+    assert inspect.signature(opener).parameters["progress"].default == "thread"

@@ -1,6 +1,7 @@
 """One suite, three worlds: the simulated network in virtual time, and TCP on either loop.
 
-Two more are opened only if ``--worlds`` names them: TLS on either loop.
+Four more are opened only if ``--worlds`` names them: TLS on either loop, and ``progress="thread"`` with the caller on either
+loop. Of ``thread-asyncio`` the modules in `THREAD_MODULES` run in any case.
 
 With ``--world-size W`` every world has W ranks: a parameter ``size`` has that one value, and a test that asks for 3 ranks
 gets W. What a test expects follows from the number of ranks that it got. A test that means something for its own number of
@@ -26,20 +27,32 @@ from asynccoll.sim.loop import SimLoop
 from asynccoll.testing import local_world
 
 
-def over_tls(new_event_loop):
-    """Loops of that kind, in which worlds use TLS."""
+def marked(new_event_loop, loops):
+    """Loops of that kind, which are kept in ``loops``: what worlds are like in them."""
 
     def new_loop():
         loop = new_event_loop()
-        TLS_LOOPS.add(loop)
+        loops.add(loop)
         return loop
 
     return new_loop
 
 
-LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-MORE_LOOPS = {"tls-asyncio": over_tls(asyncio.new_event_loop), "tls-uvloop": over_tls(uvloop.new_event_loop)}
 TLS_LOOPS = weakref.WeakSet()
+"""Where worlds use TLS."""
+THREAD_LOOPS = weakref.WeakSet()
+"""Where worlds have ``progress="thread"``."""
+
+
+LOOPS = {"sim": SimLoop, "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+MORE_LOOPS = {
+    "tls-asyncio": marked(asyncio.new_event_loop, TLS_LOOPS),
+    "tls-uvloop": marked(uvloop.new_event_loop, TLS_LOOPS),
+    "thread-asyncio": marked(asyncio.new_event_loop, THREAD_LOOPS),
+    "thread-uvloop": marked(uvloop.new_event_loop, THREAD_LOOPS),
+}
+THREADED = [loop for name, loop in MORE_LOOPS.items() if name.startswith("thread-")]
+THREAD_MODULES = ("test_asyncio.py", "test_close.py", "test_groups.py", "test_safe.py", "test_timeout.py")
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
@@ -50,6 +63,8 @@ OPENED = collections.Counter()
 @pytest.hookimpl
 def pytest_asyncio_loop_factories(config, item):
     named = (config.getoption("worlds") or "").split(",")
+    if named == [""] and ranks.WORLD_SIZE is None and item.path.name in THREAD_MODULES:
+        named = ["thread-asyncio"]
     return LOOPS | {name: loop for name, loop in MORE_LOOPS.items() if name in named}
 
 
@@ -87,6 +102,9 @@ def pytest_collection_modifyitems(config, items):
         others = {item for item in items if _is_here(item) and _loop(item) not in (None, *wanted)}
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
+    for item in filter(_is_here, items):
+        if (mark := item.get_closest_marker("inline_only")) and _loop(item) in THREADED:
+            item.add_marker(pytest.mark.skip(reason=f'not with progress="thread": {mark.args[0]}'))
     if ranks.WORLD_SIZE is None:
         return
     for item in filter(_is_here, items):
@@ -140,6 +158,8 @@ class World:
             options["transport"] = "memory"
         elif asyncio.get_running_loop() in TLS_LOOPS:
             options["ssl"] = certificates.contexts()
+        elif asyncio.get_running_loop() in THREAD_LOOPS:
+            options["progress"] = "thread"
         async with local_world(n, **options) as comms:
             yield comms
 

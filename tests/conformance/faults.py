@@ -4,13 +4,17 @@ They reach below the public surface on purpose: a process that dies does not cal
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
 import struct
+import threading
 
 import numpy as np
 from ranks import on_all
 
+from asynccoll import background
+from asynccoll.bridged import Bridged, BridgedWork
 from asynccoll.communicator import Communicator, Options
 from asynccoll.engine.engine import Engine
 from asynccoll.net.driver import NetDriver
@@ -23,6 +27,15 @@ def in_virtual_time():
     return isinstance(asyncio.get_running_loop(), SimLoop)
 
 
+def inside(comm, function):
+    """What ``function()`` returns, called in the thread in which the driver of ``comm`` lives."""
+    if not isinstance(comm, Bridged) or not comm._thread.alive:
+        return function()
+    answer = concurrent.futures.Future()
+    comm._thread.soon(lambda: answer.set_result(function()))
+    return answer.result(10)
+
+
 def crash(comm, *, reset=False):
     """Drop every connection of ``comm`` as the death of its process would: no goodbye, no more progress.
 
@@ -32,12 +45,16 @@ def crash(comm, *, reset=False):
     if isinstance(driver, SimDriver):
         driver.crash()
         return
-    driver.closed = True
-    driver.stop_timer()
-    for peer, sock in list(driver._sockets.items()):
-        if reset:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        driver.drop(peer)
+
+    def die():
+        driver.closed = True
+        driver.stop_timer()
+        for peer, sock in list(driver._sockets.items()):
+            if reset:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            driver.drop(peer)
+
+    inside(comm, die)
 
 
 async def in_step(comms):
@@ -57,12 +74,31 @@ async def turns(count):
         await asyncio.sleep(0)
 
 
+async def all_turn(count):
+    """Let the loop go round ``count`` times, and in each of them those of meshes with ``progress="thread"`` too."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+        turned = [(thread, threading.Event()) for thread in list(background._threads)]
+        for thread, event in turned:
+            background.hand_over(thread.loop, event.set)
+        for thread, event in turned:
+            while thread.alive and not event.wait(0.05):
+                pass
+
+
+async def done_at_once(work):
+    """It was done when the call returned; with ``progress="thread"``, when the call has been to the mesh's thread and back."""
+    if isinstance(work, BridgedWork):
+        await all_turn(3)
+    return work.done()
+
+
 async def settle():
     """Give frames that are under way and lead to no result the time to arrive: one to two round trips."""
     if in_virtual_time():
         await asyncio.sleep(1.0)
     else:
-        await turns(50)
+        await all_turn(50)
 
 
 def early_bytes(comm):
@@ -101,13 +137,20 @@ def not_reading(comm):
     """Over TCP: ``comm`` reads nothing inside, as a rank whose loop is held does not."""
     driver = comm._pump
     loop = driver.loop
-    for sock in driver._sockets.values():
-        loop.remove_reader(sock.fileno())
+
+    def stop():
+        for sock in driver._sockets.values():
+            loop.remove_reader(sock.fileno())
+
+    def go_on():
+        for peer, sock in driver._sockets.items():
+            loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+
+    inside(comm, stop)
     try:
         yield
     finally:
-        for peer, sock in driver._sockets.items():
-            loop.add_reader(sock.fileno(), driver._readable, peer, sock)
+        inside(comm, go_on)
 
 
 @contextlib.asynccontextmanager

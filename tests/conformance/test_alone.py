@@ -37,6 +37,7 @@ def same(one, other):
     return one == other
 
 
+@pytest.mark.inline_only("the loop of the mesh's thread has descriptors of its own")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts descriptors in /proc")
 async def test_no_verb_opens_a_descriptor(world):
     before = open_files()

@@ -6,6 +6,8 @@ import socket
 import numpy as np
 import pytest
 from faults import (
+    all_turn,
+    done_at_once,
     early_bytes,
     held_bytes,
     in_step,
@@ -131,7 +133,7 @@ async def test_what_comes_before_it_is_asked_for_is_bounded_by_the_window(world)
     # Rank 0 folds rank 1's object before rank 2's, and rank 1 is late: rank 2's 16 MiB wait in rank 2's own memory.
     async with world(3, conditions=FAST) as comms:
         works = [comms[rank].allreduce([bytes(1 << 24)]) for rank in (0, 2)]
-        await (asyncio.sleep(5.0) if in_virtual_time() else turns(300))
+        await (asyncio.sleep(5.0) if in_virtual_time() else all_turn(300))
         assert WINDOW // 2 < held_bytes(comms[0]) <= WINDOW + SEGMENT + OVERHEAD
         assert held_bytes(comms[2]) <= SEGMENT + OVERHEAD
         works.append(comms[1].allreduce([b"late"]))
@@ -196,8 +198,8 @@ async def test_credit_of_operations_that_failed_is_given_back(world):
             await settle()
             works[0].cancel()
             await settle()
-            comms[1].allreduce(np.ones(4096)).exception()
-            comms[1].allreduce(1, timeout=-1).exception()
+            works += [comms[1].allreduce(np.ones(4096)), comms[1].allreduce(1, timeout=-1)]
+            assert all([await done_at_once(work) for work in works[-2:]])
             await asyncio.gather(*works, return_exceptions=True)
         await settle()
         assert [early_bytes(comm) for comm in comms] == [0, 0]

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from faults import in_step, in_virtual_time, loop_complaints, settle, turns
+from faults import done_at_once, in_step, in_virtual_time, loop_complaints, settle, turns
 from ranks import on_all, ordinary, outcomes
 
 import asynccoll
@@ -98,7 +98,7 @@ async def test_later_calls_on_the_others_fail_at_once(world):
         for comm in comms[1:]:
             for call in VERBS.values():
                 work = call(comm)
-                assert work.done()
+                assert await done_at_once(work)
                 assert_left(work.exception(), 0, comm.rank)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from faults import crash, in_step, in_virtual_time, settle
+from faults import crash, done_at_once, in_step, in_virtual_time, settle
 from ranks import on_all, ordinary, outcomes, sizes
 
 import asynccoll
@@ -288,7 +288,7 @@ async def test_a_call_that_comes_after_the_others_failure_fails_at_once(world):
         await settle()
         for comm in (comms[0], *comms[2:]):
             work = comm.barrier()
-            assert work.done()
+            assert await done_at_once(work)
             assert isinstance(work.exception(), RemoteError)
             assert work.exception().origin == 1
         await in_step(comms)
@@ -534,6 +534,9 @@ async def test_a_reduce_function_that_raises_no_exception_fails_and_its_neighbou
         await in_step(comms)
 
 
+@pytest.mark.inline_only(
+    "a reduce function runs in the mesh's thread, so its exit is raised by the work and not by the call"
+)
 @pytest.mark.parametrize("leave", [SystemExit, KeyboardInterrupt])
 async def test_a_reduce_function_that_exits_during_the_call_is_told_to_the_others_at_once(world, leave):
     """Its rank may catch that, or take a while to end: the others do not wait for what it does next."""
@@ -575,6 +578,7 @@ async def test_ctrl_c_while_a_value_is_taken_takes_the_operations_number(world, 
 # -- where a call may be made ---------------------------------------------------------------------------------
 
 
+@pytest.mark.inline_only("has a test of its own in tests/test_bridged.py: the message is another")
 async def test_from_another_thread_without_a_loop(world):
     async with world(2) as comms:
         with pytest.raises(
@@ -584,6 +588,7 @@ async def test_from_another_thread_without_a_loop(world):
         await in_step(comms)
 
 
+@pytest.mark.inline_only("calls may come from any loop: tests/test_bridged.py")
 async def test_from_another_loop(world):
     async with world(2) as comms:
 
@@ -666,7 +671,7 @@ async def test_a_failed_init_leaves_nothing_behind():
         ("streams", 2),
         ("streams", 0),
         ("compression", "zip"),
-        ("progress", "thread"),
+        ("progress", "fibre"),
         ("timeout", 0),
         ("timeout", -1),
         ("timeout", "5"),

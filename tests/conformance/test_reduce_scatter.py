@@ -138,6 +138,9 @@ async def test_the_part_of_a_tensor_is_a_tensor_with_the_other_dimensions(world)
         assert all(torch.equal(result, torch.full_like(result, size)) for result in results)
 
 
+@pytest.mark.inline_only(
+    "a mesh in a thread of its own goes on, and is done, while the test waits or makes its next call"
+)
 @pytest.mark.parametrize("rank", [0, 2])
 async def test_a_cancel_ends_it_everywhere(world, rank):
     async with world(3, conditions=BULK) as comms:

@@ -212,6 +212,9 @@ async def test_objects_are_folded_at_rank_0_and_each_rank_has_its_own_prefix(wor
 
 
 @VERBS
+@pytest.mark.inline_only(
+    "a mesh in a thread of its own goes on, and is done, while the test waits or makes its next call"
+)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 async def test_a_cancel_ends_it_everywhere(world, rank, verb):
     async with world(3, conditions=BULK) as comms:

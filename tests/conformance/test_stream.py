@@ -168,6 +168,9 @@ async def test_an_empty_array_has_no_parts(world, size):
         await in_step(comms)
 
 
+@pytest.mark.inline_only(
+    "a mesh in a thread of its own goes on, and is done, while the test waits or makes its next call"
+)
 @pytest.mark.fixed_size("one rank has everything at once")
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 async def test_one_rank_gets_one_part(world, dtype):
@@ -274,6 +277,9 @@ async def test_two_consumers_share_the_parts(world):
             assert joined(parts, COUNT, np.float32).tobytes() == result.tobytes()
 
 
+@pytest.mark.inline_only(
+    "a mesh in a thread of its own goes on, and is done, while the test waits or makes its next call"
+)
 async def test_it_starts_at_the_call_and_takes_its_place_in_the_order(world):
     async with world(2) as comms:
         streams = [comm.allreduce_stream(np.full(3, comm.rank)) for comm in comms]
@@ -295,6 +301,9 @@ async def test_the_content_at_the_call_counts(world):
             assert (joined(parts, COUNT, float) == len(comms)).all()
 
 
+@pytest.mark.inline_only(
+    "a mesh in a thread of its own goes on, and is done, while the test waits or makes its next call"
+)
 @pytest.mark.parametrize("how", ["task", "aclose", "work"])
 async def test_a_cancelled_consumer_ends_it_on_every_rank(world, how):
     async with world(3, conditions=WIDE) as comms:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import verbs
-from faults import in_step, in_virtual_time, settle, turns
+from faults import done_at_once, in_step, in_virtual_time, settle, turns
 from ranks import ordinary, outcomes, sum_of_ranks
 
 from asynccoll import CollectiveCancelled, CollectiveTimeout
@@ -83,7 +83,7 @@ async def test_every_caller_names_exactly_the_absent_ranks(world, call, size):
 
             for rank in absent:  # late: an error at once, and none of the others' bytes
                 work = CALLS[call](comms[rank])
-                assert work.done()
+                assert await done_at_once(work)
                 error = work.exception()
                 assert type(error) is CollectiveTimeout
                 assert error.missing == {rank}
