@@ -310,6 +310,19 @@ class TestClose:
             assert comms[0].pending() == []
         assert threading.enumerate() == before
 
+    async def test_no_call_passes_once_it_has_begun_and_those_before_it_are_started(self):
+        comm = await alone()
+        go_on = threading.Event()
+        comm._thread.soon(lambda: go_on.wait(LIMIT))  # the mesh's thread comes to nothing meanwhile
+        work = comm.allreduce(5)
+        closing = asyncio.create_task(comm.close())
+        await asyncio.sleep(0)
+        with pytest.raises(NotInitialized):
+            comm.barrier()
+        go_on.set()
+        await closing
+        assert await work == 5
+
     async def test_many_at_once_are_one(self):
         before = threading.enumerate()
         comm = await alone()

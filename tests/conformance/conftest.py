@@ -52,7 +52,10 @@ MORE_LOOPS = {
     "thread-uvloop": marked(uvloop.new_event_loop, THREAD_LOOPS),
 }
 THREADED = [loop for name, loop in MORE_LOOPS.items() if name.startswith("thread-")]
-THREAD_MODULES = ("test_asyncio.py", "test_close.py", "test_groups.py", "test_safe.py", "test_timeout.py")
+THREAD_MODULES = {
+    f"test_{name}.py"
+    for name in ("close", "errors_local", "groups", "messages", "objects_path", "safe", "shrink")
+}
 HERE = Path(__file__).parent
 EXCLUDED = collections.defaultdict(list)
 """With ``--world-size``: the tests that do not run, by reason."""
