@@ -181,6 +181,9 @@ class _Bootstrap:
             host, port = await self._agree(plan)
             made = await self._open(plan, host, port)
             await self._unless_alarmed(self._group.barrier())
+            # It is up everywhere: no alarm can come. Nobody leaves while another still listens for one.
+            self._alarm.cancel()
+            await self._group.barrier()
         except BaseException as error:
             cause = await self._fail(error)
             if cause is error:
@@ -190,8 +193,7 @@ class _Bootstrap:
             self._keep_server()
             return made
         finally:
-            if not self._alarm.cancel() and not self._alarm.cancelled():
-                self._alarm.exception()  # those who are done have left; or it has been raised
+            self._alarm.cancel()
             await self._group.close()
 
     async def _agree(self, plan: Plan) -> tuple[str, int]:
@@ -224,7 +226,7 @@ class _Bootstrap:
             return plan.open(store=dist.PrefixStore("asynccoll", store))
 
         try:
-            self._thread = _Thread(opened, dist.destroy_process_group)
+            self._thread = _Thread(opened, _destroy)
         except RuntimeError:  # no thread to be had
             _Opening.lock.release()
             raise
@@ -270,7 +272,8 @@ class _Bootstrap:
         """Tell the others, unless they know; end torch's thread; take back what it made. Returns what to raise."""
         if isinstance(error, RuntimeError | CommunicatorClosed) and not isinstance(error, AlreadyInitialized):
             # torch's own, or that a rank left: it may be the echo of what went wrong there.
-            await asyncio.wait({self._alarm}, timeout=SECOND_THOUGHT if self._group.world_size > 1 else 0)
+            if self._group.world_size > 1:
+                await asyncio.wait({self._alarm}, timeout=SECOND_THOUGHT)
             if self._alarm.done() and not self._alarm.cancelled():
                 heard = self._alarmed()
                 error = error if isinstance(heard, CommunicatorClosed) else heard

@@ -45,6 +45,9 @@ class Plan(NamedTuple):
         ``store``. If it fails there is no default group.
         """
         _log.debug("rank %d of %d: opening torch's %s group", self.rank, self.world_size, self.backend)
+        # An opening that failed leaves torch's count of groups where it was, on some ranks further than on others; groups of one
+        # number meet. torch itself sets it back when it destroys the default group.
+        dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             self.backend,
             world_size=self.world_size,
