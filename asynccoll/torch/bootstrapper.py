@@ -92,7 +92,7 @@ async def bootstrap(
     """
     if not isinstance(comm, Communicator):
         raise TypeError(
-            f"comm is a {type(comm).__name__}: bootstrap() takes the Communicator of asynccoll.init() or connect(), in its event loop"
+            f"comm is a {type(comm).__name__}: bootstrap() takes the Communicator of asynccoll.init() or connect(), in its loop"
         )
     group = comm.new_group(range(comm.world_size), name=f"{comm.name} bootstrap")
     assert group is not None  # every rank is in it
@@ -201,8 +201,9 @@ class _Bootstrap:
         where: tuple[str, int] | None = None
         if self._group.rank == 0:
             host = _own_address(self._comm)
-            self._server = await asyncio.to_thread(_serve, host)
-            where = host, self._server.port
+            server = await asyncio.to_thread(_serve, host)
+            self._server = server
+            where = host, server.port
         seconds = [limit.total_seconds() for limit in (plan.world_timeout, *plan.timeouts)]
         own = [where, plan.groups, plan.backend, seconds]
         rows = await self._unless_alarmed(self._group.allgather(own))
@@ -237,7 +238,8 @@ class _Bootstrap:
         """The result of ``work``; the alarm's error if that comes first."""
         future = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({future, self._alarm}, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {future, self._alarm}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 raise self._alarmed()
         except BaseException:  # re-raised
@@ -364,5 +366,10 @@ def _serve(host: str) -> dist.TCPStore:
     listener = socket.create_server((host, 0), family=family, backlog=1024)
     port: int = listener.getsockname()[1]
     return dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, timeout=CONNECT, master_listen_fd=listener.detach()
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=CONNECT,
+        master_listen_fd=listener.detach(),
     )

@@ -48,7 +48,15 @@ PICKED = [
     (
         "plain torch",
         PLAIN,
-        dict(rank=2, size=3, host="head", port=1234, source="RANK/WORLD_SIZE", generation=0),
+        dict(
+            rank=2,
+            size=3,
+            host="head",
+            port=1234,
+            source="RANK/WORLD_SIZE",
+            generation=0,
+            address_source="RANK/WORLD_SIZE",
+        ),
     ),
     ("torchrun", TORCHRUN, dict(rank=2, local_rank=0, node_rank=2, generation=5)),
     ("Ray Train", {**PLAIN, "LOCAL_RANK": "0", "NODE_RANK": "1"}, dict(local_rank=0, node_rank=1)),
@@ -67,7 +75,7 @@ PICKED = [
     (
         "our address, torch's rank",
         {**PLAIN, "ASYNCCOLL_MASTER_ADDR": "b", "ASYNCCOLL_MASTER_PORT": "5"},
-        dict(rank=2, host="b", port=5),
+        dict(rank=2, host="b", port=5, address_source="ASYNCCOLL_*"),
     ),
     ("ours complete, half of torch's", {**ASYNCCOLL, "RANK": "x"}, dict(rank=1)),
     ("blanks around numbers", {**PLAIN, "RANK": " 1 ", "MASTER_PORT": "\t1234\n"}, dict(rank=1, port=1234)),
@@ -226,7 +234,8 @@ def test_arguments_win_over_every_variable(address):
         address, rank=0, world_size=2, secret="mine", environ={**ASYNCCOLL, "ASYNCCOLL_SECRET": "env"}
     )
     host, port = ("10.0.0.9", 99) if address and address.startswith("tcp") else ("10.0.0.1", 29500)
-    assert placement == Placement(0, 2, host, port, secret=b"mine", source="arguments")
+    found = "arguments" if address and address.startswith("tcp") else "ASYNCCOLL_*"
+    assert placement == Placement(0, 2, host, port, secret=b"mine", source="arguments", address_source=found)
 
 
 @pytest.mark.parametrize(
