@@ -21,6 +21,7 @@ import logging
 import math
 import socket
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -43,8 +44,11 @@ from asynccoll.torch.opening import Limit, Plan, planned, refuse_second
 
 __all__ = ["bootstrap"]
 
-CONNECT = timedelta(seconds=300)
-"""Time for reaching the store, torch's own default: it listens before anybody is told of it."""
+CONNECT = 300.0
+"""Seconds for reaching the store, torch's own default. It listens before anybody is told of it, so a refusal is final."""
+
+ATTEMPT = 10.0
+"""Seconds of one attempt: torch cannot be interrupted in it."""
 
 GRACE = 2.0
 """Seconds for telling the others of a failure, and for the thread to come back once the store is gone."""
@@ -107,9 +111,10 @@ class _Opening:
 
 
 class _Thread:
-    """``function()`` in a daemon thread. Not in the loop's executor: that is joined at exit, and torch may not come back."""
+    """``function`` in a daemon thread. Not in the loop's executor: that is joined at exit, and torch may not come back."""
 
-    def __init__(self, function: Callable[[], T], undo: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[Callable[[], bool]], T], undo: Callable[[], None]) -> None:
+        """``function`` is given what tells whether it is still wanted; ``undo`` takes back what it has made."""
         self._function = function
         self._undo = undo
         self._loop = asyncio.get_running_loop()
@@ -126,7 +131,7 @@ class _Thread:
     def _run(self) -> None:
         result, error = None, None
         try:
-            result = self._function()
+            result = self._function(lambda: not self._abandoned)
         except BaseException as caught:  # noqa: BLE001 (raised in the loop)
             error = caught
         with self._lock:
@@ -221,8 +226,8 @@ class _Bootstrap:
                 "back from torch: one at a time; after a failure, start the process again"
             )
 
-        def opened() -> list[dist.ProcessGroup]:
-            store = dist.TCPStore(host, port, is_master=False, timeout=min(CONNECT, plan.world_timeout))
+        def opened(wanted: Callable[[], bool]) -> list[dist.ProcessGroup]:
+            store = _reach(host, port, min(CONNECT, plan.world_timeout.total_seconds()), wanted)
             store.set_timeout(plan.world_timeout)
             return plan.open(store=dist.PrefixStore("asynccoll", store))
 
@@ -272,7 +277,9 @@ class _Bootstrap:
 
     async def _fail(self, error: BaseException) -> BaseException:
         """Tell the others, unless they know; end torch's thread; take back what it made. Returns what to raise."""
-        if isinstance(error, RuntimeError | CommunicatorClosed) and not isinstance(error, AlreadyInitialized):
+        if isinstance(error, RuntimeError | OSError | CommunicatorClosed) and not isinstance(
+            error, AlreadyInitialized
+        ):
             # torch's own, or that a rank left: it may be the echo of what went wrong there.
             if self._group.world_size > 1:
                 await asyncio.wait({self._alarm}, timeout=SECOND_THOUGHT)
@@ -357,6 +364,22 @@ def _own_address(comm: Communicator) -> str:
     return (wide or addresses or ["127.0.0.1"])[0]
 
 
+def _reach(host: str, port: int, limit: float, wanted: Callable[[], bool]) -> dist.TCPStore:
+    """A client of the store. OSError where nobody listens any more: torch by itself would go on calling."""
+    deadline = time.monotonic() + limit
+    while True:
+        left = max(0.1, min(ATTEMPT, deadline - time.monotonic()))
+        try:
+            socket.create_connection((host, port), left).close()
+            return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=left))
+        except (TimeoutError, dist.DistNetworkError) as error:
+            if not wanted() or time.monotonic() >= deadline:
+                raise ConnectionError(
+                    f"rank 0's store at {host}:{port} was not reached in {limit:g} s ({error}): all TCP ports must be open between "
+                    "the hosts of a mesh"
+                ) from error
+
+
 def _serve(host: str) -> dist.TCPStore:
     """A store that listens at ``host`` and nowhere else, on a port that the kernel chooses.
 
@@ -370,6 +393,6 @@ def _serve(host: str) -> dist.TCPStore:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=CONNECT,
+        timeout=timedelta(seconds=CONNECT),
         master_listen_fd=listener.detach(),
     )

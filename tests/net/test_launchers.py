@@ -287,7 +287,7 @@ def test_what_address_forms_exist_is_told():
 
 def test_an_address_with_the_rank_from_the_environment():
     placement = detect("tcp://x:1", environ={"RANK": "1", "WORLD_SIZE": "2"})
-    assert placement == Placement(1, 2, "x", 1, source="RANK/WORLD_SIZE")
+    assert placement == Placement(1, 2, "x", 1, source="RANK/WORLD_SIZE", address_source="arguments")
 
 
 def test_half_of_the_pair_may_come_from_the_environment():
@@ -359,5 +359,6 @@ def test_a_new_reader_needs_no_change_to_detect():
             return ("pbs-head", 7) if "PBS_RANK" in environ else None
 
     readers = (*READERS, Pbs())
-    assert detect(environ={"PBS_RANK": "1"}, readers=readers) == Placement(1, 2, "pbs-head", 7, source="PBS")
+    found = detect(environ={"PBS_RANK": "1"}, readers=readers)
+    assert found == Placement(1, 2, "pbs-head", 7, source="PBS", address_source="PBS")
     assert detect(environ={**PLAIN, "PBS_RANK": "1"}, readers=readers).source == "RANK/WORLD_SIZE"
