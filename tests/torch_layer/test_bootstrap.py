@@ -98,10 +98,16 @@ start(main())
 """
 
 
-@pytest.fixture(scope="module", params=LOOPS)
-def rounds(request):
-    """Three bootstraps one after the other."""
-    return facts(run(ROUNDS, loop=request.param))
+@pytest.fixture(scope="module")
+def both():
+    """Three bootstraps one after the other, in a world on each of the loops."""
+    choice = f"sys.argv[1] = {LOOPS}[WORLD]\n"
+    return dict(zip(LOOPS, map(facts, forking.run(HEAD + choice + ROUNDS, worlds=2)), strict=True))
+
+
+@pytest.fixture(params=LOOPS)
+def rounds(request, both):
+    return both[request.param]
 
 
 class TestGroups:
@@ -137,11 +143,14 @@ async def main():
     real = opening.Plan.open
     loop = asyncio.get_running_loop()
     async with asynccoll.init(init_timeout=20) as comm:
+        async def heard(rank):
+            await comm.recv(rank)
+
         def spoiled(by, act):
             # Rank `by` has `act` in place of torch, once the other has the store and is about to wait in torch.
             def opened(plan, **where):
                 if comm.rank == by:
-                    asyncio.run_coroutine_threadsafe(comm.recv(1 - by).wait(), loop).result(20)
+                    asyncio.run_coroutine_threadsafe(heard(1 - by), loop).result(20)
                     return act()
                 loop.call_soon_threadsafe(comm.send, None, by)
                 return real(plan, **where)
@@ -247,21 +256,27 @@ class TestTroubles:
         assert [fact["error"] for fact in troubles[9]] == [None, None]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_rank_dies_in_torch_and_the_others_name_it(victim):
-    ended = run(
-        f"""
+DEATHS = """
 async def main():
     comm = await asynccoll.init(init_timeout=20)
-    if comm.rank == {victim}:
+    if comm.rank == WORLD:
         opening.Plan.open = lambda plan, **where: os.kill(os.getpid(), signal.SIGKILL)
     await attempt(comm)
     await comm.close()
 
 start(main())
-""",
-        3,
-    )
+"""
+
+
+@pytest.fixture(scope="module")
+def deaths():
+    """What the ranks of two worlds say; in each the rank of its number is killed in torch."""
+    return forking.run(HEAD + DEATHS, 3, worlds=2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_dies_in_torch_and_the_others_name_it(deaths, victim):
+    ended = deaths[victim]
     assert ended[victim].code == -signal.SIGKILL
     for rank in {0, 1, 2} - {victim}:
         (fact,) = ended[rank].said

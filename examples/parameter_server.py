@@ -1,0 +1,355 @@
+"""Embeddings of a graph, trained the way PyTorch-BigGraph does it: trainers, parameter servers and clients, a lock server and
+partition servers, each a process of its own. All are started here, on one machine that stands for several.
+
+    python examples/parameter_server.py --machines 2 --epochs 4
+
+The nodes are cut into partitions, so the edges into buckets: one for each pair of partitions. A trainer asks the lock server for
+a bucket whose partitions nobody has, fetches these from the partition servers, trains on the bucket's edges, and puts them back.
+What all trainers share, a vector for each relation, is on the parameter servers: a trainer hands its client what it has changed
+and gets what the others have made of it.
+
+The graph is networkx's "Les Miserables": who meets whom, once or more often, which makes two relations.
+"""
+
+import argparse
+import logging
+import multiprocessing.connection
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from asynccoll.planner import ProcessRanks, RankPlan
+from asynccoll.torch import ServerProcess, Startable, start_server
+
+DIMENSION = 16
+STEPS = 10
+"""Gradient steps on a bucket."""
+RATE = 0.3
+STRIPES = 2
+"""Groups over which a partition is spread on its way: as many connections, and the same members in each."""
+RELATIONS = ("meets once", "meets often")
+
+log = logging.getLogger("parameter_server")
+
+
+# -- calls between ranks ------------------------------------------------------------------------------------
+
+
+def ask(rank: int, *request: Any) -> Any:
+    """Send ``request`` to the server of ``rank`` and return its answer. Raises what was raised there, as text."""
+    dist.send_object_list([request], rank)
+    answer: list[Any] = [None]
+    dist.recv_object_list(answer, rank)
+    kind, value = answer[0]
+    if kind == "error":
+        raise RuntimeError(f"rank {rank} failed:\n{value}")
+    return value
+
+
+def serve(clients: int, handle: Callable[..., Any]) -> None:
+    """Answer requests from whoever comes first, until ``clients`` ranks have said JOIN. Then tell those ranks."""
+    joined: list[int] = []
+    while len(joined) < clients:
+        request: list[Any] = [None]
+        sender = dist.recv_object_list(request)  # from any rank
+        verb, *arguments = request[0]
+        if verb == "JOIN":
+            joined.append(sender)
+            continue
+        try:
+            answer = ("value", handle(sender, verb, *arguments))
+        except Exception:  # noqa: BLE001 (raised where the request came from)
+            answer = ("error", traceback.format_exc())
+        dist.send_object_list([answer], sender)
+    for rank in joined:
+        dist.send_object_list([("value", None)], rank)
+
+
+class Part(Startable):
+    """What every process has: the plan. Its groups are set before `start`: the trainers', then the stripes."""
+
+    def __init__(self, plan: RankPlan) -> None:
+        self.plan = plan
+
+    def start(self) -> None:
+        torch.set_num_threads(1)
+        self.run()
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+
+# -- servers ------------------------------------------------------------------------------------------------
+
+
+class LockServer(Part):
+    """Hands out buckets. Nobody else has their partitions, and each comes once in an epoch."""
+
+    def __init__(self, plan: RankPlan, partitions: int) -> None:
+        super().__init__(plan)
+        self.partitions = partitions
+        self.epoch = -1
+        self.left: list[tuple[int, int]] = []
+        self.held: dict[int, tuple[int, int]] = {}
+
+    def run(self) -> None:
+        serve(len(self.plan.ranks("trainer")), self.handle)
+
+    def handle(self, sender: int, verb: str, *arguments: Any) -> Any:
+        if verb == "release":
+            del self.held[sender]
+            return None
+        (epoch,) = arguments
+        if epoch > self.epoch and not self.left and not self.held:
+            self.epoch = epoch
+            every = range(self.partitions)
+            self.left = [(left, right) for left in every for right in every]
+        if epoch < self.epoch or (epoch == self.epoch and not self.left):
+            return "none left"
+        if epoch == self.epoch:
+            taken = {partition for bucket in self.held.values() for partition in bucket}
+            for bucket in self.left:
+                if taken.isdisjoint(bucket):
+                    self.left.remove(bucket)
+                    self.held[sender] = bucket
+                    return bucket
+        return "wait"
+
+
+class PartitionServer(Part):
+    """Keeps partitions: a row for each node, its embedding and then the sum of squares that Adagrad needs."""
+
+    def __init__(self, plan: RankPlan, sizes: list[int]) -> None:
+        super().__init__(plan)
+        self.sizes = sizes
+        self.rows: dict[int, torch.Tensor] = {}
+
+    def run(self) -> None:
+        serve(len(self.plan.ranks("trainer")), self.handle)
+
+    def handle(self, sender: int, verb: str, partition: int) -> None:
+        if partition not in self.rows:
+            seed = torch.Generator().manual_seed(partition)
+            rows = torch.randn(self.sizes[partition], DIMENSION + 1, generator=seed) / DIMENSION
+            rows[:, -1] = 0
+            self.rows[partition] = rows
+        # The answer goes out before the rows do; the stripes are channels of their own.
+        move(self.rows[partition], sender, self.groups[1:], dist.isend if verb == "get" else dist.irecv)
+
+
+def move(rows: torch.Tensor, rank: int, stripes: list[dist.ProcessGroup], how: Callable[..., Any]) -> None:
+    """Send or receive ``rows``, some of them over each group; in place."""
+    for work in [
+        how(part, rank, group=group)
+        for part, group in zip(rows.tensor_split(len(stripes)), stripes, strict=True)
+    ]:
+        work.wait()
+
+
+class ParameterServer(Part):
+    """Keeps what all trainers share. A push adds a change to a value and answers with the sum of all changes."""
+
+    def __init__(self, plan: RankPlan) -> None:
+        super().__init__(plan)
+        self.values: dict[str, torch.Tensor] = {}
+
+    def run(self) -> None:
+        serve(len(self.plan.ranks("parameter_client")), self.handle)
+
+    def handle(self, sender: int, verb: str, key: str, change: torch.Tensor) -> torch.Tensor:
+        self.values[key] = self.values.get(key, torch.zeros_like(change)) + change
+        return self.values[key]
+
+
+class ParameterClient(Part):
+    """A trainer's way to the parameter servers: it knows which of them has what."""
+
+    def run(self) -> None:
+        serve(1, self.handle)
+        for server in self.plan.ranks("parameter_server"):
+            ask(server, "JOIN")
+
+    def handle(self, sender: int, verb: str, changes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {
+            key: ask(self.plan.place(key, "parameter_server"), "push", key, change)
+            for key, change in changes.items()
+        }
+
+
+# -- trainers -----------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Edges as (left node, relation, right node); node n is row n // P of partition n % P."""
+
+    def __init__(self, partitions: int) -> None:
+        graph = networkx.les_miserables_graph()
+        number = {name: index for index, name in enumerate(sorted(graph))}
+        self.edges = [
+            (number[a], int(weight > 1), number[b])
+            for a, b, weight in sorted(graph.edges(data="weight"))
+            for a, b in ((a, b), (b, a))
+        ]
+        self.partitions = partitions
+        self.sizes = [len(range(part, len(number), partitions)) for part in range(partitions)]
+
+    def bucket(self, left: int, right: int) -> torch.Tensor:
+        """The edges between two partitions, by row: a tensor of three columns."""
+        count = self.partitions
+        rows = [(a // count, k, b // count) for a, k, b in self.edges if (a % count, b % count) == (left, right)]
+        return torch.tensor(rows, dtype=torch.long).reshape(-1, 3)
+
+
+def loss_of(left: torch.Tensor, relations: torch.Tensor, right: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+    """How surprising the right ends of ``edges`` are among all rows of ``right``: mean cross entropy."""
+    a, k, b = edges.T
+    return cross_entropy((left[a] + relations[k]) @ right.T, b)
+
+
+class Trainer(Part):
+    """Trains bucket after bucket. The first one also says how good it has become."""
+
+    def __init__(self, plan: RankPlan, machine: int, graph: Graph, epochs: int) -> None:
+        super().__init__(plan)
+        self.machine = machine
+        self.graph = graph
+        self.epochs = epochs
+        self.relations = torch.zeros(len(RELATIONS), DIMENSION)
+
+    def run(self) -> None:
+        (lock,) = self.plan.ranks("lock_server")
+        client = self.plan.ranks("parameter_client")[self.machine]
+        first = self.report("first") if self.machine == 0 else None
+        dist.barrier(group=self.groups[0])
+        for epoch in range(self.epochs):
+            buckets = 0
+            while (bucket := ask(lock, "acquire", epoch)) != "none left":
+                if bucket == "wait":
+                    time.sleep(0.002)  # another trainer has what is left
+                    continue
+                self.train(client, *bucket)
+                ask(lock, "release")
+                buckets += 1
+            log.info("epoch %d: trained %d buckets", epoch, buckets)
+        dist.barrier(group=self.groups[0])
+        last = self.report("last") if self.machine == 0 else None
+        for server in (client, lock, *self.plan.ranks("partition_server")):
+            ask(server, "JOIN")
+        if first is not None and last is not None and not last < first:
+            sys.exit("the loss has not become smaller")
+
+    def swap(self, verb: str, partition: int, rows: torch.Tensor) -> torch.Tensor:
+        """Fetch (get) or leave (put) a partition at its server."""
+        server = self.plan.place(("partition", partition), "partition_server")
+        how = dist.irecv if verb == "get" else dist.isend
+        dist.send_object_list([(verb, partition)], server)
+        move(rows, server, self.groups[1:], how)
+        answer: list[Any] = [None]
+        dist.recv_object_list(answer, server)
+        assert answer[0] == ("value", None), answer
+        return rows
+
+    def fetch(self, partition: int) -> torch.Tensor:
+        return self.swap("get", partition, torch.empty(self.graph.sizes[partition], DIMENSION + 1))
+
+    def share(self, client: int, change: torch.Tensor) -> None:
+        """Hand on what this trainer has changed in the relations, and take what all have."""
+        values = ask(client, "push", dict(zip(RELATIONS, change, strict=True)))
+        self.relations = torch.stack([values[name] for name in RELATIONS])
+
+    def train(self, client: int, left: int, right: int) -> None:
+        rows = {partition: self.fetch(partition) for partition in {left, right}}
+        edges = self.graph.bucket(left, right)
+        before = self.relations.clone()
+        for _ in range(STEPS if len(edges) else 0):
+            leaves = {partition: part[:, :-1].clone().requires_grad_() for partition, part in rows.items()}
+            relations = self.relations.clone().requires_grad_()
+            loss_of(leaves[left], relations, leaves[right], edges).backward()
+            for partition, leaf in leaves.items():
+                squares = rows[partition][:, -1:]
+                squares += leaf.grad.square().mean(1, keepdim=True)
+                rows[partition][:, :-1] -= RATE * leaf.grad / (squares.sqrt() + 1e-8)
+            self.relations = self.relations - RATE / 10 * relations.grad
+        self.share(client, self.relations - before)
+        for partition, part in rows.items():
+            self.swap("put", partition, part)
+
+    def report(self, which: str) -> float:
+        """Print and return the mean loss over all edges, each right end against all nodes."""
+        self.share(self.plan.ranks("parameter_client")[0], torch.zeros_like(self.relations))
+        count = self.graph.partitions
+        nodes = torch.empty(sum(self.graph.sizes), DIMENSION)
+        for partition in range(count):
+            nodes[partition::count] = self.fetch(partition)[:, :-1]
+        loss = loss_of(nodes, self.relations, nodes, torch.tensor(self.graph.edges)).item()
+        print(f"{which} loss {loss:.3f}", flush=True)
+        return loss
+
+
+# -- all of it ----------------------------------------------------------------------------------------------
+
+
+def parts(plan: RankPlan, graph: Graph, epochs: int) -> dict[int, Part]:
+    """Which process has which rank."""
+    made: dict[int, Part] = {}
+    for machine, rank in enumerate(plan.ranks("trainer")):
+        made[rank] = Trainer(plan, machine, graph, epochs)
+    made.update((rank, ParameterServer(plan)) for rank in plan.ranks("parameter_server"))
+    made.update((rank, ParameterClient(plan)) for rank in plan.ranks("parameter_client"))
+    made.update((rank, LockServer(plan, graph.partitions)) for rank in plan.ranks("lock_server"))
+    made.update((rank, PartitionServer(plan, graph.sizes)) for rank in plan.ranks("partition_server"))
+    return made
+
+
+def supervise(processes: list[ServerProcess]) -> None:
+    """Wait for the end of all. The first that fails is raised, and ends the others with this process."""
+    for process in processes:
+        process.wait_ready(300)
+    running = list(processes)
+    while running:
+        multiprocessing.connection.wait([process.sentinel for process in running])
+        for process in running:
+            if process.failure is not None:
+                raise process.failure
+        running = [process for process in running if process.exitcode is None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train embeddings with parameter, partition and lock servers.")
+    parser.add_argument("--machines", type=int, default=2, help="how many there are to be (default 2)")
+    parser.add_argument("--epochs", type=int, default=4, help="times that every edge is trained on (default 4)")
+    parser.add_argument("--backend", default="gloo", help="of torch's process groups (default gloo)")
+    options = parser.parse_args()
+
+    ranks = ProcessRanks.from_num_invocations(options.machines, -1)
+    graph = Graph(partitions=2 * options.machines)
+    plan = ranks.plan(num_groups_for_partition_server=STRIPES)
+    with tempfile.TemporaryDirectory() as folder:
+        where = f"file://{Path(folder) / 'store'}"
+        supervise(
+            [
+                start_server(
+                    part,
+                    where,
+                    plan.world_size,
+                    rank,
+                    list(plan.groups.values()),
+                    backend=options.backend,
+                    process_name=ranks.process_name(rank),
+                )
+                for rank, part in parts(plan, graph, options.epochs).items()
+            ]
+        )
+
+
+if __name__ == "__main__":
+    main()
