@@ -236,7 +236,8 @@ def test_nothing_but_msgpack_is_needed_to_import_it(baseline):
 
 
 @pytest.mark.parametrize(
-    "part", ["sync", "collective", "testing", "cli", "launch", "sim.driver", "net.driver"]
+    "part",
+    ["sync", "collective", "testing", "cli", "cli.plan", "planner", "launch", "sim.driver", "net.driver"],
 )
 def test_nor_does_any_other_entry_load_torch_or_rich(baseline, part):
     more = loaded(f"import asyncio, numpy, uvloop\nimport asynccoll.{part}") - baseline

@@ -16,6 +16,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "run": "run a script on N local ranks",
+    "plan": "draw who is which rank: roles, machines, groups, and the order of a ring",
     "soak": "run random programs under simulated faults, and check everything",
 }
 """Command -> what it does, as ``asynccoll --help`` says it. Order is the order of the help."""
