@@ -12,8 +12,8 @@ The graph is networkx's "Les Miserables": who meets whom, once or more often, wh
 """
 
 import argparse
-import logging
 import multiprocessing.connection
+import pickle
 import sys
 import tempfile
 import time
@@ -25,6 +25,7 @@ from typing import Any
 import networkx
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from asynccoll.planner import ProcessRanks, RankPlan
@@ -38,18 +39,27 @@ STRIPES = 2
 """Groups over which a partition is spread on its way: as many connections, and the same members in each."""
 RELATIONS = ("meets once", "meets often")
 
-log = logging.getLogger("parameter_server")
+
+def send(rank: int, value: Any) -> None:
+    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    dist.send(torch.tensor([len(data)]), rank)
+    dist.send(data, rank)
 
 
-# -- calls between ranks ------------------------------------------------------------------------------------
+def receive(rank: int | None = None) -> tuple[int, Any]:
+    """Who sent, and what: from any rank that has something for this one, where ``rank`` is None."""
+    size = torch.zeros(1, dtype=torch.long)
+    sender = dist.recv(size, rank)
+    data = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(data, sender)
+    return sender, pickle.loads(data.numpy().tobytes())
 
 
-def ask(rank: int, *request: Any) -> Any:
+def ask(rank: int, *request: Any, meanwhile: Callable[[], None] = lambda: None) -> Any:
     """Send ``request`` to the server of ``rank`` and return its answer. Raises what was raised there, as text."""
-    dist.send_object_list([request], rank)
-    answer: list[Any] = [None]
-    dist.recv_object_list(answer, rank)
-    kind, value = answer[0]
+    send(rank, request)
+    meanwhile()
+    _, (kind, value) = receive(rank)
     if kind == "error":
         raise RuntimeError(f"rank {rank} failed:\n{value}")
     return value
@@ -59,9 +69,7 @@ def serve(clients: int, handle: Callable[..., Any]) -> None:
     """Answer requests from whoever comes first, until ``clients`` ranks have said JOIN. Then tell those ranks."""
     joined: list[int] = []
     while len(joined) < clients:
-        request: list[Any] = [None]
-        sender = dist.recv_object_list(request)  # from any rank
-        verb, *arguments = request[0]
+        sender, (verb, *arguments) = receive()
         if verb == "JOIN":
             joined.append(sender)
             continue
@@ -69,29 +77,24 @@ def serve(clients: int, handle: Callable[..., Any]) -> None:
             answer = ("value", handle(sender, verb, *arguments))
         except Exception:  # noqa: BLE001 (raised where the request came from)
             answer = ("error", traceback.format_exc())
-        dist.send_object_list([answer], sender)
+        send(sender, answer)
     for rank in joined:
-        dist.send_object_list([("value", None)], rank)
+        send(rank, ("value", None))
 
 
-class Part(Startable):
-    """What every process has: the plan. Its groups are set before `start`: the trainers', then the stripes."""
+class Server(Startable):
+    """Has the plan. Its groups are set before `start`: that of the trainers, then the stripes."""
+
+    clients = "trainer"
 
     def __init__(self, plan: RankPlan) -> None:
         self.plan = plan
 
     def start(self) -> None:
-        torch.set_num_threads(1)
-        self.run()
-
-    def run(self) -> None:
-        raise NotImplementedError
+        serve(len(self.plan.ranks(self.clients)), self.handle)
 
 
-# -- servers ------------------------------------------------------------------------------------------------
-
-
-class LockServer(Part):
+class LockServer(Server):
     """Hands out buckets. Nobody else has their partitions, and each comes once in an epoch."""
 
     def __init__(self, plan: RankPlan, partitions: int) -> None:
@@ -100,9 +103,6 @@ class LockServer(Part):
         self.epoch = -1
         self.left: list[tuple[int, int]] = []
         self.held: dict[int, tuple[int, int]] = {}
-
-    def run(self) -> None:
-        serve(len(self.plan.ranks("trainer")), self.handle)
 
     def handle(self, sender: int, verb: str, *arguments: Any) -> Any:
         if verb == "release":
@@ -125,16 +125,13 @@ class LockServer(Part):
         return "wait"
 
 
-class PartitionServer(Part):
+class PartitionServer(Server):
     """Keeps partitions: a row for each node, its embedding and then the sum of squares that Adagrad needs."""
 
     def __init__(self, plan: RankPlan, sizes: list[int]) -> None:
         super().__init__(plan)
         self.sizes = sizes
-        self.rows: dict[int, torch.Tensor] = {}
-
-    def run(self) -> None:
-        serve(len(self.plan.ranks("trainer")), self.handle)
+        self.rows: dict[int, Tensor] = {}
 
     def handle(self, sender: int, verb: str, partition: int) -> None:
         if partition not in self.rows:
@@ -146,46 +143,40 @@ class PartitionServer(Part):
         move(self.rows[partition], sender, self.groups[1:], dist.isend if verb == "get" else dist.irecv)
 
 
-def move(rows: torch.Tensor, rank: int, stripes: list[dist.ProcessGroup], how: Callable[..., Any]) -> None:
+def move(rows: Tensor, rank: int, stripes: list[dist.ProcessGroup], how: Callable[..., Any]) -> None:
     """Send or receive ``rows``, some of them over each group; in place."""
-    for work in [
-        how(part, rank, group=group)
-        for part, group in zip(rows.tensor_split(len(stripes)), stripes, strict=True)
-    ]:
+    parts = rows.tensor_split(len(stripes))
+    for work in [how(part, rank, group=group) for part, group in zip(parts, stripes, strict=True)]:
         work.wait()
 
 
-class ParameterServer(Part):
+class ParameterServer(Server):
     """Keeps what all trainers share. A push adds a change to a value and answers with the sum of all changes."""
+
+    clients = "parameter_client"
 
     def __init__(self, plan: RankPlan) -> None:
         super().__init__(plan)
-        self.values: dict[str, torch.Tensor] = {}
+        self.values: dict[str, Tensor] = {}
 
-    def run(self) -> None:
-        serve(len(self.plan.ranks("parameter_client")), self.handle)
-
-    def handle(self, sender: int, verb: str, key: str, change: torch.Tensor) -> torch.Tensor:
+    def handle(self, sender: int, verb: str, key: str, change: Tensor) -> Tensor:
         self.values[key] = self.values.get(key, torch.zeros_like(change)) + change
         return self.values[key]
 
 
-class ParameterClient(Part):
+class ParameterClient(Server):
     """A trainer's way to the parameter servers: it knows which of them has what."""
 
-    def run(self) -> None:
+    def start(self) -> None:
         serve(1, self.handle)
         for server in self.plan.ranks("parameter_server"):
             ask(server, "JOIN")
 
-    def handle(self, sender: int, verb: str, changes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def handle(self, sender: int, verb: str, changes: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             key: ask(self.plan.place(key, "parameter_server"), "push", key, change)
             for key, change in changes.items()
         }
-
-
-# -- trainers -----------------------------------------------------------------------------------------------
 
 
 class Graph:
@@ -202,44 +193,39 @@ class Graph:
         self.partitions = partitions
         self.sizes = [len(range(part, len(number), partitions)) for part in range(partitions)]
 
-    def bucket(self, left: int, right: int) -> torch.Tensor:
+    def bucket(self, left: int, right: int) -> Tensor:
         """The edges between two partitions, by row: a tensor of three columns."""
         count = self.partitions
-        rows = [(a // count, k, b // count) for a, k, b in self.edges if (a % count, b % count) == (left, right)]
-        return torch.tensor(rows, dtype=torch.long).reshape(-1, 3)
+        edges = [edge for edge in self.edges if (edge[0] % count, edge[2] % count) == (left, right)]
+        return torch.tensor([(a // count, k, b // count) for a, k, b in edges]).reshape(-1, 3).long()
 
 
-def loss_of(left: torch.Tensor, relations: torch.Tensor, right: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+def loss_of(left: Tensor, relations: Tensor, right: Tensor, edges: Tensor) -> Tensor:
     """How surprising the right ends of ``edges`` are among all rows of ``right``: mean cross entropy."""
     a, k, b = edges.T
     return cross_entropy((left[a] + relations[k]) @ right.T, b)
 
 
-class Trainer(Part):
+class Trainer(Startable):
     """Trains bucket after bucket. The first one also says how good it has become."""
 
     def __init__(self, plan: RankPlan, machine: int, graph: Graph, epochs: int) -> None:
-        super().__init__(plan)
-        self.machine = machine
-        self.graph = graph
-        self.epochs = epochs
+        self.plan, self.machine, self.graph, self.epochs = plan, machine, graph, epochs
         self.relations = torch.zeros(len(RELATIONS), DIMENSION)
 
-    def run(self) -> None:
+    def start(self) -> None:
+        torch.set_num_threads(1)
         (lock,) = self.plan.ranks("lock_server")
         client = self.plan.ranks("parameter_client")[self.machine]
         first = self.report("first") if self.machine == 0 else None
         dist.barrier(group=self.groups[0])
         for epoch in range(self.epochs):
-            buckets = 0
             while (bucket := ask(lock, "acquire", epoch)) != "none left":
                 if bucket == "wait":
                     time.sleep(0.002)  # another trainer has what is left
                     continue
                 self.train(client, *bucket)
                 ask(lock, "release")
-                buckets += 1
-            log.info("epoch %d: trained %d buckets", epoch, buckets)
         dist.barrier(group=self.groups[0])
         last = self.report("last") if self.machine == 0 else None
         for server in (client, lock, *self.plan.ranks("partition_server")):
@@ -247,27 +233,21 @@ class Trainer(Part):
         if first is not None and last is not None and not last < first:
             sys.exit("the loss has not become smaller")
 
-    def swap(self, verb: str, partition: int, rows: torch.Tensor) -> torch.Tensor:
+    def swap(self, verb: str, partition: int, rows: Tensor | None = None) -> Tensor:
         """Fetch (get) or leave (put) a partition at its server."""
+        rows = torch.empty(self.graph.sizes[partition], DIMENSION + 1) if rows is None else rows
         server = self.plan.place(("partition", partition), "partition_server")
         how = dist.irecv if verb == "get" else dist.isend
-        dist.send_object_list([(verb, partition)], server)
-        move(rows, server, self.groups[1:], how)
-        answer: list[Any] = [None]
-        dist.recv_object_list(answer, server)
-        assert answer[0] == ("value", None), answer
+        ask(server, verb, partition, meanwhile=lambda: move(rows, server, self.groups[1:], how))
         return rows
 
-    def fetch(self, partition: int) -> torch.Tensor:
-        return self.swap("get", partition, torch.empty(self.graph.sizes[partition], DIMENSION + 1))
-
-    def share(self, client: int, change: torch.Tensor) -> None:
+    def share(self, client: int, change: Tensor) -> None:
         """Hand on what this trainer has changed in the relations, and take what all have."""
         values = ask(client, "push", dict(zip(RELATIONS, change, strict=True)))
         self.relations = torch.stack([values[name] for name in RELATIONS])
 
     def train(self, client: int, left: int, right: int) -> None:
-        rows = {partition: self.fetch(partition) for partition in {left, right}}
+        rows = {partition: self.swap("get", partition) for partition in {left, right}}
         edges = self.graph.bucket(left, right)
         before = self.relations.clone()
         for _ in range(STEPS if len(edges) else 0):
@@ -289,25 +269,10 @@ class Trainer(Part):
         count = self.graph.partitions
         nodes = torch.empty(sum(self.graph.sizes), DIMENSION)
         for partition in range(count):
-            nodes[partition::count] = self.fetch(partition)[:, :-1]
+            nodes[partition::count] = self.swap("get", partition)[:, :-1]
         loss = loss_of(nodes, self.relations, nodes, torch.tensor(self.graph.edges)).item()
         print(f"{which} loss {loss:.3f}", flush=True)
         return loss
-
-
-# -- all of it ----------------------------------------------------------------------------------------------
-
-
-def parts(plan: RankPlan, graph: Graph, epochs: int) -> dict[int, Part]:
-    """Which process has which rank."""
-    made: dict[int, Part] = {}
-    for machine, rank in enumerate(plan.ranks("trainer")):
-        made[rank] = Trainer(plan, machine, graph, epochs)
-    made.update((rank, ParameterServer(plan)) for rank in plan.ranks("parameter_server"))
-    made.update((rank, ParameterClient(plan)) for rank in plan.ranks("parameter_client"))
-    made.update((rank, LockServer(plan, graph.partitions)) for rank in plan.ranks("lock_server"))
-    made.update((rank, PartitionServer(plan, graph.sizes)) for rank in plan.ranks("partition_server"))
-    return made
 
 
 def supervise(processes: list[ServerProcess]) -> None:
@@ -324,31 +289,29 @@ def supervise(processes: list[ServerProcess]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train embeddings with parameter, partition and lock servers.")
+    parser = argparse.ArgumentParser(description="Train embeddings with servers of many kinds.")
     parser.add_argument("--machines", type=int, default=2, help="how many there are to be (default 2)")
-    parser.add_argument("--epochs", type=int, default=4, help="times that every edge is trained on (default 4)")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over the edges (default 4)")
     parser.add_argument("--backend", default="gloo", help="of torch's process groups (default gloo)")
     options = parser.parse_args()
 
     ranks = ProcessRanks.from_num_invocations(options.machines, -1)
     graph = Graph(partitions=2 * options.machines)
     plan = ranks.plan(num_groups_for_partition_server=STRIPES)
+    parts: dict[int, Startable] = {
+        **{rank: Trainer(plan, m, graph, options.epochs) for m, rank in enumerate(ranks.trainers)},
+        **{rank: ParameterServer(plan) for rank in ranks.parameter_servers},
+        **{rank: ParameterClient(plan) for rank in ranks.parameter_clients},
+        ranks.lock_server: LockServer(plan, graph.partitions),
+        **{rank: PartitionServer(plan, graph.sizes) for rank in ranks.partition_servers},
+    }
     with tempfile.TemporaryDirectory() as folder:
-        where = f"file://{Path(folder) / 'store'}"
-        supervise(
-            [
-                start_server(
-                    part,
-                    where,
-                    plan.world_size,
-                    rank,
-                    list(plan.groups.values()),
-                    backend=options.backend,
-                    process_name=ranks.process_name(rank),
-                )
-                for rank, part in parts(plan, graph, options.epochs).items()
-            ]
-        )
+        where, groups = f"file://{Path(folder) / 'store'}", list(plan.groups.values())
+        processes = []
+        for rank, part in parts.items():
+            more = {"backend": options.backend, "process_name": ranks.process_name(rank)}
+            processes.append(start_server(part, where, plan.world_size, rank, groups, **more))
+        supervise(processes)
 
 
 if __name__ == "__main__":

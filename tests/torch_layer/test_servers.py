@@ -94,6 +94,7 @@ def servers(tmp_path_factory):
     finally:
         os.dup2(saved, 2)
         os.close(saved)
+        errors.close()
     yield started, pipes, folder / "errors"
     for process in started.values():
         process.kill()
@@ -247,7 +248,6 @@ from asynccoll.torch import Startable, start_server
 class Waiting(Startable):
     def start(self):
         import torch, torch.distributed as dist
-        print(os.getpid(), flush=True)
         dist.recv(torch.zeros(1), 0)  # in native code, for as long as the parent lives
 
 if __name__ == "__main__":
@@ -255,6 +255,7 @@ if __name__ == "__main__":
     server = start_server(Waiting(), "file://" + sys.argv[1], 2, 1, [])
     dist.init_process_group("gloo", init_method="file://" + sys.argv[1], world_size=2, rank=0)
     server.wait_ready(60)
+    print(server.pid, flush=True)
     server.join()
 """
 
