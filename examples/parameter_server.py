@@ -6,12 +6,11 @@ partition servers, each a process of its own. All are started here, on one machi
 The nodes are cut into partitions, so the edges into buckets: one for each pair of partitions. A trainer asks the lock server for
 a bucket whose partitions nobody has, fetches these from the partition servers, trains on the bucket's edges, and puts them back.
 What all trainers share, a vector for each relation, is on the parameter servers: a trainer hands its client what it has changed
-and gets what the others have made of it.
-
-The graph is networkx's "Les Miserables": who meets whom, once or more often, which makes two relations.
+and gets what all have. The graph is networkx's "Les Miserables": who meets whom, once or more often, which makes two relations.
 """
 
 import argparse
+import itertools
 import multiprocessing.connection
 import pickle
 import sys
@@ -19,7 +18,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import networkx
@@ -32,11 +30,8 @@ from asynccoll.planner import ProcessRanks, RankPlan
 from asynccoll.torch import ServerProcess, Startable, start_server
 
 DIMENSION = 16
-STEPS = 10
-"""Gradient steps on a bucket."""
-RATE = 0.3
-STRIPES = 2
-"""Groups over which a partition is spread on its way: as many connections, and the same members in each."""
+STEPS, RATE = 10, 0.3  # of gradient steps on a bucket
+STRIPES = 2  # groups over which a partition is spread on its way: as many channels between the same ranks
 RELATIONS = ("meets once", "meets often")
 
 
@@ -89,6 +84,7 @@ class Server(Startable):
 
     def __init__(self, plan: RankPlan) -> None:
         self.plan = plan
+        self.kept: dict[Any, Tensor] = {}
 
     def start(self) -> None:
         serve(len(self.plan.ranks(self.clients)), self.handle)
@@ -100,8 +96,7 @@ class LockServer(Server):
     def __init__(self, plan: RankPlan, partitions: int) -> None:
         super().__init__(plan)
         self.partitions = partitions
-        self.epoch = -1
-        self.left: list[tuple[int, int]] = []
+        self.epoch, self.left = -1, list[tuple[int, int]]()
         self.held: dict[int, tuple[int, int]] = {}
 
     def handle(self, sender: int, verb: str, *arguments: Any) -> Any:
@@ -111,18 +106,16 @@ class LockServer(Server):
         (epoch,) = arguments
         if epoch > self.epoch and not self.left and not self.held:
             self.epoch = epoch
-            every = range(self.partitions)
-            self.left = [(left, right) for left in every for right in every]
+            self.left = list(itertools.product(range(self.partitions), repeat=2))
         if epoch < self.epoch or (epoch == self.epoch and not self.left):
             return "none left"
-        if epoch == self.epoch:
-            taken = {partition for bucket in self.held.values() for partition in bucket}
-            for bucket in self.left:
-                if taken.isdisjoint(bucket):
-                    self.left.remove(bucket)
-                    self.held[sender] = bucket
-                    return bucket
-        return "wait"
+        taken = set(itertools.chain(*self.held.values()))
+        free = [bucket for bucket in self.left if taken.isdisjoint(bucket)]
+        if epoch > self.epoch or not free:
+            return "wait"
+        self.left.remove(free[0])
+        self.held[sender] = free[0]
+        return free[0]
 
 
 class PartitionServer(Server):
@@ -131,16 +124,17 @@ class PartitionServer(Server):
     def __init__(self, plan: RankPlan, sizes: list[int]) -> None:
         super().__init__(plan)
         self.sizes = sizes
-        self.rows: dict[int, Tensor] = {}
 
     def handle(self, sender: int, verb: str, partition: int) -> None:
-        if partition not in self.rows:
-            seed = torch.Generator().manual_seed(partition)
-            rows = torch.randn(self.sizes[partition], DIMENSION + 1, generator=seed) / DIMENSION
-            rows[:, -1] = 0
-            self.rows[partition] = rows
-        # The answer goes out before the rows do; the stripes are channels of their own.
-        move(self.rows[partition], sender, self.groups[1:], dist.isend if verb == "get" else dist.irecv)
+        if partition not in self.kept:
+            rows = (
+                torch.randn(
+                    self.sizes[partition], DIMENSION + 1, generator=torch.Generator().manual_seed(partition)
+                )
+                / DIMENSION
+            )
+            self.kept[partition] = rows * (torch.arange(DIMENSION + 1) < DIMENSION)
+        move(self.kept[partition], sender, self.groups[1:], dist.isend if verb == "get" else dist.irecv)
 
 
 def move(rows: Tensor, rank: int, stripes: list[dist.ProcessGroup], how: Callable[..., Any]) -> None:
@@ -155,13 +149,9 @@ class ParameterServer(Server):
 
     clients = "parameter_client"
 
-    def __init__(self, plan: RankPlan) -> None:
-        super().__init__(plan)
-        self.values: dict[str, Tensor] = {}
-
     def handle(self, sender: int, verb: str, key: str, change: Tensor) -> Tensor:
-        self.values[key] = self.values.get(key, torch.zeros_like(change)) + change
-        return self.values[key]
+        self.kept[key] = self.kept.get(key, torch.zeros_like(change)) + change
+        return self.kept[key]
 
 
 class ParameterClient(Server):
@@ -173,10 +163,8 @@ class ParameterClient(Server):
             ask(server, "JOIN")
 
     def handle(self, sender: int, verb: str, changes: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            key: ask(self.plan.place(key, "parameter_server"), "push", key, change)
-            for key, change in changes.items()
-        }
+        place = {key: self.plan.place(key, "parameter_server") for key in changes}
+        return {key: ask(place[key], "push", key, change) for key, change in changes.items()}
 
 
 class Graph:
@@ -185,11 +173,8 @@ class Graph:
     def __init__(self, partitions: int) -> None:
         graph = networkx.les_miserables_graph()
         number = {name: index for index, name in enumerate(sorted(graph))}
-        self.edges = [
-            (number[a], int(weight > 1), number[b])
-            for a, b, weight in sorted(graph.edges(data="weight"))
-            for a, b in ((a, b), (b, a))
-        ]
+        met = [(number[a], int(weight > 1), number[b]) for a, b, weight in graph.edges(data="weight")]
+        self.edges = sorted(met + [(b, k, a) for a, k, b in met])
         self.partitions = partitions
         self.sizes = [len(range(part, len(number), partitions)) for part in range(partitions)]
 
@@ -230,14 +215,17 @@ class Trainer(Startable):
         last = self.report("last") if self.machine == 0 else None
         for server in (client, lock, *self.plan.ranks("partition_server")):
             ask(server, "JOIN")
-        if first is not None and last is not None and not last < first:
+        if first is not None and not last < first:
             sys.exit("the loss has not become smaller")
 
     def swap(self, verb: str, partition: int, rows: Tensor | None = None) -> Tensor:
         """Fetch (get) or leave (put) a partition at its server."""
-        rows = torch.empty(self.graph.sizes[partition], DIMENSION + 1) if rows is None else rows
-        server = self.plan.place(("partition", partition), "partition_server")
-        how = dist.irecv if verb == "get" else dist.isend
+        if rows is None:
+            rows = torch.empty(self.graph.sizes[partition], DIMENSION + 1)
+        server, how = (
+            self.plan.place(partition, "partition_server"),
+            {"get": dist.irecv, "put": dist.isend}[verb],
+        )
         ask(server, verb, partition, meanwhile=lambda: move(rows, server, self.groups[1:], how))
         return rows
 
@@ -255,8 +243,7 @@ class Trainer(Startable):
             relations = self.relations.clone().requires_grad_()
             loss_of(leaves[left], relations, leaves[right], edges).backward()
             for partition, leaf in leaves.items():
-                squares = rows[partition][:, -1:]
-                squares += leaf.grad.square().mean(1, keepdim=True)
+                squares = rows[partition][:, -1:].add_(leaf.grad.square().mean(1, keepdim=True))
                 rows[partition][:, :-1] -= RATE * leaf.grad / (squares.sqrt() + 1e-8)
             self.relations = self.relations - RATE / 10 * relations.grad
         self.share(client, self.relations - before)
@@ -266,10 +253,9 @@ class Trainer(Startable):
     def report(self, which: str) -> float:
         """Print and return the mean loss over all edges, each right end against all nodes."""
         self.share(self.plan.ranks("parameter_client")[0], torch.zeros_like(self.relations))
-        count = self.graph.partitions
         nodes = torch.empty(sum(self.graph.sizes), DIMENSION)
-        for partition in range(count):
-            nodes[partition::count] = self.swap("get", partition)[:, :-1]
+        for partition in range(self.graph.partitions):
+            nodes[partition :: self.graph.partitions] = self.swap("get", partition)[:, :-1]
         loss = loss_of(nodes, self.relations, nodes, torch.tensor(self.graph.edges)).item()
         print(f"{which} loss {loss:.3f}", flush=True)
         return loss
@@ -279,13 +265,12 @@ def supervise(processes: list[ServerProcess]) -> None:
     """Wait for the end of all. The first that fails is raised, and ends the others with this process."""
     for process in processes:
         process.wait_ready(300)
-    running = list(processes)
-    while running:
-        multiprocessing.connection.wait([process.sentinel for process in running])
-        for process in running:
+    while processes:
+        multiprocessing.connection.wait([process.sentinel for process in processes])
+        for process in processes:
             if process.failure is not None:
                 raise process.failure
-        running = [process for process in running if process.exitcode is None]
+        processes = [process for process in processes if process.exitcode is None]
 
 
 def main() -> None:
@@ -306,7 +291,7 @@ def main() -> None:
         **{rank: PartitionServer(plan, graph.sizes) for rank in ranks.partition_servers},
     }
     with tempfile.TemporaryDirectory() as folder:
-        where, groups = f"file://{Path(folder) / 'store'}", list(plan.groups.values())
+        where, groups = f"file://{folder}/store", list(plan.groups.values())
         processes = []
         for rank, part in parts.items():
             more = {"backend": options.backend, "process_name": ranks.process_name(rank)}

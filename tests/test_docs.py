@@ -25,6 +25,7 @@ SHORT = {
     ],
     "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m asynccoll soak": ["--seeds", "4"],
+    "python examples/parameter_server.py": ["--machines", "1", "--epochs", "2"],
 }
 
 # Commands for a reader's own files, or that this very suite is part of.
@@ -84,10 +85,11 @@ def test_the_command_runs(command):
         words[:1] = [sys.executable, "-m", "asynccoll"]
     else:
         words[0] = sys.executable
-    if any("gloo" in word or "train_digits" in word for word in words):
-        pytest.importorskip(
-            "torch" if "gloo" in command else "sklearn"
-        )  # extras that the numpy-only run has not
+    # Extras that the numpy-only run has not.
+    needed = {"gloo": "torch", "train_digits": "sklearn", "parameter_server": "torch"}
+    for word, extra in needed.items():
+        if word in command:
+            pytest.importorskip(extra)
     done = subprocess.run(
         words,
         cwd=ROOT,
