@@ -30,7 +30,7 @@ from asynccoll.planner import ProcessRanks, RankPlan
 from asynccoll.torch import ServerProcess, Startable, start_server
 
 DIMENSION = 16
-STEPS, RATE = 10, 0.3  # of gradient steps on a bucket
+STEPS, RATE = 3, 0.1  # of gradient steps on a bucket
 STRIPES = 2  # groups over which a partition is spread on its way: as many channels between the same ranks
 RELATIONS = ("meets once", "meets often")
 
@@ -69,10 +69,9 @@ def serve(clients: int, handle: Callable[..., Any]) -> None:
             joined.append(sender)
             continue
         try:
-            answer = ("value", handle(sender, verb, *arguments))
+            send(sender, ("value", handle(sender, verb, *arguments)))
         except Exception:  # noqa: BLE001 (raised where the request came from)
-            answer = ("error", traceback.format_exc())
-        send(sender, answer)
+            send(sender, ("error", traceback.format_exc()))
     for rank in joined:
         send(rank, ("value", None))
 
@@ -222,10 +221,8 @@ class Trainer(Startable):
         """Fetch (get) or leave (put) a partition at its server."""
         if rows is None:
             rows = torch.empty(self.graph.sizes[partition], DIMENSION + 1)
-        server, how = (
-            self.plan.place(partition, "partition_server"),
-            {"get": dist.irecv, "put": dist.isend}[verb],
-        )
+        server = self.plan.place(partition, "partition_server")
+        how = dist.irecv if verb == "get" else dist.isend
         ask(server, verb, partition, meanwhile=lambda: move(rows, server, self.groups[1:], how))
         return rows
 
@@ -237,7 +234,7 @@ class Trainer(Startable):
     def train(self, client: int, left: int, right: int) -> None:
         rows = {partition: self.swap("get", partition) for partition in {left, right}}
         edges = self.graph.bucket(left, right)
-        before = self.relations.clone()
+        before = self.relations
         for _ in range(STEPS if len(edges) else 0):
             leaves = {partition: part[:, :-1].clone().requires_grad_() for partition, part in rows.items()}
             relations = self.relations.clone().requires_grad_()
