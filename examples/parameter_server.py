@@ -1,7 +1,7 @@
 """Embeddings of a graph, trained the way PyTorch-BigGraph does it: trainers, parameter servers and clients, a lock server and
 partition servers, each a process of its own. All are started here, on one machine that stands for several.
 
-    python examples/parameter_server.py --machines 2 --epochs 4
+    python examples/parameter_server.py
 
 The nodes are cut into partitions, so the edges into buckets: one for each pair of partitions. A trainer asks the lock server for
 a bucket whose partitions nobody has, fetches these from the partition servers, trains on the bucket's edges, and puts them back.

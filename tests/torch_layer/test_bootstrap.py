@@ -312,6 +312,25 @@ def test_many_at_once_on_one_host_without_one_clash(worlds):
     assert failures == [], ended[0][0].errors
 
 
+@pytest.mark.skipif(
+    "asynccoll" not in torch.distributed.Backend.backend_list, reason="torch does not know the backend"
+)
+def test_with_the_backend_asynccoll():
+    ended = run(
+        """
+async def main():
+    async with asynccoll.init(init_timeout=20) as comm:
+        await attempt(comm, [[0, 1]], backend="asynccoll")
+        await asyncio.to_thread(dist.destroy_process_group)
+        await comm.barrier()
+
+start(main())
+"""
+    )
+    for (fact,) in facts(ended):
+        assert (fact["error"], fact["total"], fact["backend"]) == (None, 1.0, "asynccoll")
+
+
 async def test_a_world_of_one():
     async with asynccoll.connect(rank=0, world_size=1) as comm:
         (group,) = await asynccoll.torch.bootstrap(comm, [[0]])
