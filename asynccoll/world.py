@@ -273,20 +273,22 @@ async def connect_at(
     if placement.size == 1:
         return Communicator(NetDriver(Engine(0, 1), loop, {}), options=Options(limit, algorithm, safe=safe))
 
+    from asynccoll.net.agent_store import placed
     from asynccoll.net.secret import load_secret
 
     require_watching(loop)
-    key = load_secret(placement.secret, placement.host, insecure)
-    return await open_mesh(
-        placement,
-        key,
-        timeout=limit,
-        init_timeout=forming,
-        liveness_timeout=liveness,
-        algorithm=algorithm,
-        safe=safe,
-        tls=secured,
-    )
+    started = loop.time()
+    async with placed(placement, forming) as place:
+        return await open_mesh(
+            place,
+            load_secret(place.secret, place.host, insecure),
+            timeout=limit,
+            init_timeout=max(0.05, forming - (loop.time() - started)),
+            liveness_timeout=liveness,
+            algorithm=algorithm,
+            safe=safe,
+            tls=secured,
+        )
 
 
 async def open_mesh(

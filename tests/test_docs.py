@@ -27,6 +27,7 @@ SHORT = {
     "python -m asynccoll soak": ["--seeds", "4"],
     "python -m benchmarks.ddp": ["--width", "64", "--rounds", "1", "--steps", "1"],
     "torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py": ["--epochs", "1"],
+    "python examples/parameter_server.py": ["--machines", "1", "--epochs", "2"],
 }
 
 # Commands for a reader's own files, or that this very suite is part of.
@@ -88,9 +89,11 @@ def test_the_command_runs(command):
         words[:1] = [sys.executable, "-m", "torch.distributed.run"]
     else:
         words[0] = sys.executable
-    for word, extra in {"gloo": "torch", "ddp": "torch", "digits": "sklearn"}.items():
+    # Extras that the numpy-only run has not.
+    needed = {"gloo": "torch", "ddp": "torch", "digits": "sklearn", "parameter_server": "torch"}
+    for word, extra in needed.items():
         if word in command:
-            pytest.importorskip(extra)  # the numpy-only run has none
+            pytest.importorskip(extra)
     done = subprocess.run(
         words,
         cwd=ROOT,

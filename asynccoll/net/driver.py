@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import weakref
@@ -80,6 +81,16 @@ class NetDriver(Pump):
             if isinstance(sock, Layered):  # with what the handshake left inside it, in either direction
                 self._soon(peer, sock)
                 self._block(peer, sock)
+
+    def own_addresses(self) -> list[str]:
+        """Numeric addresses at which this process's ends of the links are, each once: how its peers reach this host."""
+        found = []
+        for sock in self._sockets.values():
+            address = ipaddress.ip_address(sock.getsockname()[0].partition("%")[0])
+            # What came over IPv4 to a listener of both families.
+            mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+            found.append(str(mapped or address))
+        return list(dict.fromkeys(found))
 
     def _readable(self, peer: int, sock: socket.socket) -> None:
         engine = self.engine

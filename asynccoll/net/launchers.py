@@ -52,6 +52,8 @@ class Placement:
         generation: how often the launcher has restarted the job; ranks of different generations never meet.
         source: what gave the rank: ``"arguments"``, ``"ASYNCCOLL_*"``, ``"RANK/WORLD_SIZE"`` or ``"none"``.
         rendezvous_fd: a listening socket that the launcher holds open for rank 0, None where there is none.
+        address_source: what gave ``host`` and ``port``: ``"arguments"``, ``"ASYNCCOLL_*"``, ``"RANK/WORLD_SIZE"`` (that is
+            MASTER_ADDR and MASTER_PORT) or ``"none"``.
         interface: name of the network interface on which other ranks are to call this one, None for the one that leads to
             rank 0. Rank 0 is called at ``host``.
     """
@@ -67,6 +69,7 @@ class Placement:
     source: str = "none"
     rendezvous_fd: int | None = None
     interface: str | None = None
+    address_source: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +236,12 @@ def detect(
     host: str | None = None
     port: int | None = None
     interface: str | None = None
+    address_source = "none"
     if finding.size > 1:
-        host, port = given_address or _find_address(environ, readers, finding, source)
+        if given_address is not None:
+            (host, port), address_source = given_address, "arguments"
+        else:
+            (host, port), address_source = _find_address(environ, readers, finding, source)
         interface = _read_interface(environ)
     generation = _read_generation(environ, "ASYNCCOLL_GENERATION")
     return Placement(
@@ -249,6 +256,7 @@ def detect(
         source=source,
         rendezvous_fd=_read_number(environ, "ASYNCCOLL_RENDEZVOUS_FD"),
         interface=interface,
+        address_source=address_source,
     )
 
 
@@ -294,11 +302,12 @@ def _find_rank(
 
 def _find_address(
     environ: Mapping[str, str], readers: Sequence[Reader], finding: Finding, source: str
-) -> tuple[str, int]:
+) -> tuple[tuple[str, int], str]:
+    """Host and port of rank 0, and what gave them."""
     for reader in readers:
         address = reader.read_address(environ)
         if address is not None:
-            return address
+            return address, reader.source
     raise ValueError(
         f"rank {finding.rank} of {finding.size} (from {source}) does not know where rank 0 is: set "
         "ASYNCCOLL_MASTER_ADDR and ASYNCCOLL_MASTER_PORT (or MASTER_ADDR and MASTER_PORT), "

@@ -48,7 +48,15 @@ PICKED = [
     (
         "plain torch",
         PLAIN,
-        dict(rank=2, size=3, host="head", port=1234, source="RANK/WORLD_SIZE", generation=0),
+        dict(
+            rank=2,
+            size=3,
+            host="head",
+            port=1234,
+            source="RANK/WORLD_SIZE",
+            generation=0,
+            address_source="RANK/WORLD_SIZE",
+        ),
     ),
     ("torchrun", TORCHRUN, dict(rank=2, local_rank=0, node_rank=2, generation=5)),
     ("Ray Train", {**PLAIN, "LOCAL_RANK": "0", "NODE_RANK": "1"}, dict(local_rank=0, node_rank=1)),
@@ -67,7 +75,7 @@ PICKED = [
     (
         "our address, torch's rank",
         {**PLAIN, "ASYNCCOLL_MASTER_ADDR": "b", "ASYNCCOLL_MASTER_PORT": "5"},
-        dict(rank=2, host="b", port=5),
+        dict(rank=2, host="b", port=5, address_source="ASYNCCOLL_*"),
     ),
     ("ours complete, half of torch's", {**ASYNCCOLL, "RANK": "x"}, dict(rank=1)),
     ("blanks around numbers", {**PLAIN, "RANK": " 1 ", "MASTER_PORT": "\t1234\n"}, dict(rank=1, port=1234)),
@@ -226,7 +234,8 @@ def test_arguments_win_over_every_variable(address):
         address, rank=0, world_size=2, secret="mine", environ={**ASYNCCOLL, "ASYNCCOLL_SECRET": "env"}
     )
     host, port = ("10.0.0.9", 99) if address and address.startswith("tcp") else ("10.0.0.1", 29500)
-    assert placement == Placement(0, 2, host, port, secret=b"mine", source="arguments")
+    found = "arguments" if address and address.startswith("tcp") else "ASYNCCOLL_*"
+    assert placement == Placement(0, 2, host, port, secret=b"mine", source="arguments", address_source=found)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +287,7 @@ def test_what_address_forms_exist_is_told():
 
 def test_an_address_with_the_rank_from_the_environment():
     placement = detect("tcp://x:1", environ={"RANK": "1", "WORLD_SIZE": "2"})
-    assert placement == Placement(1, 2, "x", 1, source="RANK/WORLD_SIZE")
+    assert placement == Placement(1, 2, "x", 1, source="RANK/WORLD_SIZE", address_source="arguments")
 
 
 def test_half_of_the_pair_may_come_from_the_environment():
@@ -350,5 +359,6 @@ def test_a_new_reader_needs_no_change_to_detect():
             return ("pbs-head", 7) if "PBS_RANK" in environ else None
 
     readers = (*READERS, Pbs())
-    assert detect(environ={"PBS_RANK": "1"}, readers=readers) == Placement(1, 2, "pbs-head", 7, source="PBS")
+    found = detect(environ={"PBS_RANK": "1"}, readers=readers)
+    assert found == Placement(1, 2, "pbs-head", 7, source="PBS", address_source="PBS")
     assert detect(environ={**PLAIN, "PBS_RANK": "1"}, readers=readers).source == "RANK/WORLD_SIZE"
