@@ -11,6 +11,9 @@ import torch, torch.distributed as dist
 import asynccoll.torch as at
 from asynccoll.torch import opening
 
+def say(**facts):  # in one write: the lines of a hundred processes do not mix
+    os.write(1, (json.dumps({**facts, "at": time.monotonic()}) + "\\n").encode())
+
 def leave(code):
     sys.stdout.flush()
     os._exit(code)
