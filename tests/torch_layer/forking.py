@@ -3,11 +3,25 @@
 from scripts import Ended, run_ranks
 
 PROLOGUE = """
+import atexit
 import socket as sockets
 import threading
+import traceback
 import torch, torch.distributed as dist
 import asynccoll.torch as at
 from asynccoll.torch import opening
+
+def say(**facts):  # in one write: the lines of a hundred processes do not mix
+    os.write(1, (json.dumps({**facts, "at": time.monotonic()}) + "\\n").encode())
+
+def leave(code):
+    sys.stdout.flush()
+    os._exit(code)
+
+def failed(*error):
+    traceback.print_exception(*error, file=sys.__stderr__)
+    sys.__stderr__.flush()
+    leave(1)
 
 def start_all():
     worlds, size = int(os.environ["TEST_WORLDS"]), int(os.environ["TEST_SIZE"])
@@ -26,6 +40,9 @@ def start_all():
             if pid == 0:
                 os.close(come)
                 os.read(go, 1)  # ends when all have been forked
+                # Not by way of the destructors of native libraries: they spin in a child of a process that loaded them.
+                sys.excepthook = failed
+                atexit.register(leave, 0)
                 return world, rank, listener
             children[pid] = world, rank
         listener.close()
