@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from asynccoll.background import result_of
-from asynccoll.errors import CollectiveError
+from asynccoll.errors import CollectiveError, CollectiveTimeout
 
 __all__ = ["Callbacks", "GroupWork", "Started", "as_torch_error"]
 
@@ -213,6 +213,9 @@ class Callbacks:
                 self._idle += 1
 
 
+_LONGER = "or pass a longer timeout to init_process_group() or new_group()."
+"""A remedy in torch's words; programs also look for " timeout " in an error's text, since gloo's have no type to tell."""
+
 _both: dict[type[CollectiveError], type[CollectiveError]] = {}
 """Kind of error -> the same that torch's users catch as well."""
 
@@ -241,5 +244,7 @@ def as_torch_error(error: Exception) -> Exception:
     both = kind.__new__(kind, *error.args)
     both.args = error.args
     both.__dict__.update(error.__dict__)
+    if isinstance(both, CollectiveTimeout):
+        both.detail = both.detail.replace("or raise timeout=.", _LONGER)
     both.__cause__, both.__context__ = error.__cause__, error.__context__
     return both.with_traceback(error.__traceback__)

@@ -1,0 +1,153 @@
+"""The forms in which torch lets a process group's methods be called: one tensor or a list, options or their values, or nothing.
+
+`torch.distributed` passes lists and options; a DDP communication hook may call ``group.allreduce([tensor])``, and other programs
+``group.broadcast(tensor, 0)``. Knows options, not what is done with them.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from asynccoll.torch.collectives import Collectives, Tensors
+from asynccoll.torch.work import GroupWork
+
+__all__ = ["Forms"]
+
+_T = TypeVar("_T")
+
+Limit = timedelta | None
+One = torch.Tensor | Tensors
+Many = Tensors | list[Tensors]
+
+
+class Forms(Collectives):
+    """`Collectives` in all forms. ``op`` is a ``ReduceOp``, SUM if it is not given; ``opts`` come in its place or in the root's."""
+
+    def allreduce(
+        self, tensors: One, op: Any = None, timeout: Limit = None, *, opts: Any = None
+    ) -> GroupWork:
+        """Reduce one tensor in place."""
+        return super().allreduce(_listed(tensors), _options(dist.AllreduceOptions, opts or op, timeout))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
+        """Reduce each tensor in place."""
+        return super().allreduce_coalesced(tensors, opts or dist.AllreduceCoalescedOptions())
+
+    def reduce(
+        self, tensors: One, root: Any = 0, op: Any = None, timeout: Limit = None, *, opts: Any = None
+    ) -> GroupWork:
+        """Reduce one tensor to the root, in place there."""
+        options = _options(dist.ReduceOptions, opts or op, timeout, root)
+        return super().reduce(_listed(tensors), options)
+
+    def reduce_scatter(
+        self, outputs: One, inputs: Many, op: Any = None, timeout: Limit = None, *, opts: Any = None
+    ) -> GroupWork:
+        """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
+        options = _options(dist.ReduceScatterOptions, opts or op, timeout)
+        return super().reduce_scatter(_listed(outputs), _rows(inputs), options)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
+        """Reduce ``input``, of ``world_size * output.numel()`` elements; each rank gets its part."""
+        return super().reduce_scatter_single(output, input, opts or dist.ReduceScatterOptions())
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> GroupWork:
+        """`reduce_scatter_single` of each pair."""
+        return super().reduce_scatter_single_coalesced(outputs, inputs, opts or dist.ReduceScatterOptions())
+
+    def broadcast(self, tensors: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None) -> GroupWork:
+        """The root's tensor, in place elsewhere."""
+        return super().broadcast(_listed(tensors), _options(dist.BroadcastOptions, opts, timeout, root))
+
+    def allgather(self, outputs: Many, inputs: One, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
+        """Every rank's tensor, in rank order. Their sizes may differ."""
+        limit = opts if isinstance(opts, timedelta) else timeout
+        options = _options(dist.AllgatherOptions, None if limit is opts else opts, limit)
+        return super().allgather(_rows(outputs), _listed(inputs), options)
+
+    def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
+        """`allgather` of each input; ``outputs[rank]`` are that rank's."""
+        return super().allgather_coalesced(outputs, inputs, opts or dist.AllgatherOptions())
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
+        """Every rank's tensor, all of one size, one after the other in ``output``."""
+        return super().all_gather_single(output, input, opts or dist.AllgatherOptions())
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """`all_gather_single` of each pair."""
+        return super().all_gather_single_coalesced(outputs, inputs, opts or dist.AllgatherOptions())
+
+    def gather(
+        self, outputs: Many, inputs: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None
+    ) -> GroupWork:
+        """Every rank's tensor at the root."""
+        options = _options(dist.GatherOptions, opts, timeout, root)
+        return super().gather(_rows(outputs), _listed(inputs), options)
+
+    def scatter(
+        self, outputs: One, inputs: Many, root: Any = 0, timeout: Limit = None, *, opts: Any = None
+    ) -> GroupWork:
+        """This rank's own of the root's tensors."""
+        options = _options(dist.ScatterOptions, opts, timeout, root)
+        return super().scatter(_listed(outputs), _rows(inputs), options)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
+        """What each rank has for this one. Sizes may differ."""
+        return super().alltoall(outputs, inputs, opts or dist.AllToAllOptions())
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_sizes: Any,
+        input_sizes: Any,
+        opts: Any = None,
+        *,
+        timeout: Limit = None,
+    ) -> GroupWork:
+        """`alltoall` of rows: so many for each rank, or as many for each as for another."""
+        limit = opts if isinstance(opts, timedelta) else timeout
+        options = _options(dist.AllToAllOptions, None if limit is opts else opts, limit)
+        return super().all_to_all_single(output, input, output_sizes, input_sizes, options)
+
+    def barrier(self, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
+        """Wait for all ranks."""
+        limit = opts if isinstance(opts, timedelta) else timeout
+        return super().barrier(_options(dist.BarrierOptions, None if limit is opts else opts, limit))
+
+    # Their names in older programs.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _listed(given: One) -> Tensors:
+    return [given] if isinstance(given, torch.Tensor) else given
+
+
+def _rows(given: Any) -> list[Tensors]:
+    """A list of lists, of which torch's forms for one tensor have the inner one alone."""
+    return [given] if given and isinstance(given[0], torch.Tensor) else given
+
+
+def _options(kind: type[_T], given: Any, timeout: Limit, root: Any = None) -> Any:
+    """Options of ``kind``: those that came in anybody's place, or new ones with the values."""
+    for came in (given, root):
+        if isinstance(came, kind):
+            return came
+    options: Any = kind()
+    if given is not None:
+        options.reduceOp = given
+    if root is not None:
+        options.rootRank = root
+    if timeout is not None:
+        options.timeout = timeout
+    return options
