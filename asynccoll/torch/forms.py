@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from asynccoll.torch.collectives import Collectives, Tensors
 from asynccoll.torch.work import GroupWork
@@ -31,75 +31,75 @@ class Forms(Collectives):
         self, tensors: One, op: Any = None, timeout: Limit = None, *, opts: Any = None
     ) -> GroupWork:
         """Reduce one tensor in place."""
-        return super().allreduce(_listed(tensors), _options(dist.AllreduceOptions, opts or op, timeout))
+        return super().allreduce(_listed(tensors), _options(c10d.AllreduceOptions, opts or op, timeout))
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce each tensor in place."""
-        return super().allreduce_coalesced(tensors, opts or dist.AllreduceCoalescedOptions())
+        return super().allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
 
     def reduce(
         self, tensors: One, root: Any = 0, op: Any = None, timeout: Limit = None, *, opts: Any = None
     ) -> GroupWork:
         """Reduce one tensor to the root, in place there."""
-        options = _options(dist.ReduceOptions, opts or op, timeout, root)
+        options = _options(c10d.ReduceOptions, opts or op, timeout, root)
         return super().reduce(_listed(tensors), options)
 
     def reduce_scatter(
         self, outputs: One, inputs: Many, op: Any = None, timeout: Limit = None, *, opts: Any = None
     ) -> GroupWork:
         """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
-        options = _options(dist.ReduceScatterOptions, opts or op, timeout)
+        options = _options(c10d.ReduceScatterOptions, opts or op, timeout)
         return super().reduce_scatter(_listed(outputs), _rows(inputs), options)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
         """Reduce ``input``, of ``world_size * output.numel()`` elements; each rank gets its part."""
-        return super().reduce_scatter_single(output, input, opts or dist.ReduceScatterOptions())
+        return super().reduce_scatter_single(output, input, opts or c10d.ReduceScatterOptions())
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> GroupWork:
         """`reduce_scatter_single` of each pair."""
-        return super().reduce_scatter_single_coalesced(outputs, inputs, opts or dist.ReduceScatterOptions())
+        return super().reduce_scatter_single_coalesced(outputs, inputs, opts or c10d.ReduceScatterOptions())
 
     def broadcast(self, tensors: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None) -> GroupWork:
         """The root's tensor, in place elsewhere."""
-        return super().broadcast(_listed(tensors), _options(dist.BroadcastOptions, opts, timeout, root))
+        return super().broadcast(_listed(tensors), _options(c10d.BroadcastOptions, opts, timeout, root))
 
     def allgather(self, outputs: Many, inputs: One, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
         """Every rank's tensor, in rank order. Their sizes may differ."""
         limit = opts if isinstance(opts, timedelta) else timeout
-        options = _options(dist.AllgatherOptions, None if limit is opts else opts, limit)
+        options = _options(c10d.AllgatherOptions, None if limit is opts else opts, limit)
         return super().allgather(_rows(outputs), _listed(inputs), options)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """`allgather` of each input; ``outputs[rank]`` are that rank's."""
-        return super().allgather_coalesced(outputs, inputs, opts or dist.AllgatherOptions())
+        return super().allgather_coalesced(outputs, inputs, opts or c10d.AllgatherOptions())
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
         """Every rank's tensor, all of one size, one after the other in ``output``."""
-        return super().all_gather_single(output, input, opts or dist.AllgatherOptions())
+        return super().all_gather_single(output, input, opts or c10d.AllgatherOptions())
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """`all_gather_single` of each pair."""
-        return super().all_gather_single_coalesced(outputs, inputs, opts or dist.AllgatherOptions())
+        return super().all_gather_single_coalesced(outputs, inputs, opts or c10d.AllgatherOptions())
 
     def gather(
         self, outputs: Many, inputs: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None
     ) -> GroupWork:
         """Every rank's tensor at the root."""
-        options = _options(dist.GatherOptions, opts, timeout, root)
+        options = _options(c10d.GatherOptions, opts, timeout, root)
         return super().gather(_rows(outputs), _listed(inputs), options)
 
     def scatter(
         self, outputs: One, inputs: Many, root: Any = 0, timeout: Limit = None, *, opts: Any = None
     ) -> GroupWork:
         """This rank's own of the root's tensors."""
-        options = _options(dist.ScatterOptions, opts, timeout, root)
+        options = _options(c10d.ScatterOptions, opts, timeout, root)
         return super().scatter(_listed(outputs), _rows(inputs), options)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """What each rank has for this one. Sizes may differ."""
-        return super().alltoall(outputs, inputs, opts or dist.AllToAllOptions())
+        return super().alltoall(outputs, inputs, opts or c10d.AllToAllOptions())
 
     def all_to_all_single(
         self,
@@ -113,13 +113,13 @@ class Forms(Collectives):
     ) -> GroupWork:
         """`alltoall` of rows: so many for each rank, or as many for each as for another."""
         limit = opts if isinstance(opts, timedelta) else timeout
-        options = _options(dist.AllToAllOptions, None if limit is opts else opts, limit)
+        options = _options(c10d.AllToAllOptions, None if limit is opts else opts, limit)
         return super().all_to_all_single(output, input, output_sizes, input_sizes, options)
 
     def barrier(self, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
         """Wait for all ranks."""
         limit = opts if isinstance(opts, timedelta) else timeout
-        return super().barrier(_options(dist.BarrierOptions, None if limit is opts else opts, limit))
+        return super().barrier(_options(c10d.BarrierOptions, None if limit is opts else opts, limit))
 
     # Their names in older programs.
     _allgather_base = all_gather_single

@@ -131,8 +131,8 @@ class AsynccollGroup(Forms, dist.ProcessGroup):  # type: ignore[misc]  # torch h
         """
         options = dist.BarrierOptions()
         if timeout is not None:
-            # Zero is "at once" here; in options it says that there is no limit of its own.
-            options.timeout = max(timeout, timedelta.resolution)
+            # Zero is "at once" here; in options, which have whole milliseconds, it says that there is no limit of their own.
+            options.timeout = max(timeout, timedelta(milliseconds=1))
         self.barrier(options).wait()
 
     # -- coalescing: works that torch wants to have as one ------------------------------------------------------
