@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -17,38 +18,45 @@ from asynccoll.torch.work import GroupWork
 
 __all__ = ["Forms"]
 
-_T = TypeVar("_T")
-
-Limit = timedelta | None
-One = torch.Tensor | Tensors
-Many = Tensors | list[Tensors]
+Limit: TypeAlias = timedelta | None
+One: TypeAlias = torch.Tensor | Tensors
+Many: TypeAlias = Tensors | list[Tensors]
 
 
 class Forms(Collectives):
-    """`Collectives` in all forms. ``op`` is a ``ReduceOp``, SUM if it is not given; ``opts`` come in its place or in the root's."""
+    """`Collectives` in all forms. ``opts`` are torch's options, or one of their values: a ``ReduceOp`` (SUM if none is given), a root,
+    a limit."""
 
     def allreduce(
-        self, tensors: One, op: Any = None, timeout: Limit = None, *, opts: Any = None
+        self, tensors: One, opts: Any = None, timeout: Limit = None, *, op: Any = None
     ) -> GroupWork:
         """Reduce one tensor in place."""
-        return super().allreduce(_listed(tensors), _options(c10d.AllreduceOptions, opts or op, timeout))
+        return super().allreduce(
+            _listed(tensors), _options(c10d.AllreduceOptions, opts, op=op, timeout=timeout)
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> GroupWork:
         """Reduce each tensor in place."""
         return super().allreduce_coalesced(tensors, opts or c10d.AllreduceCoalescedOptions())
 
     def reduce(
-        self, tensors: One, root: Any = 0, op: Any = None, timeout: Limit = None, *, opts: Any = None
+        self,
+        tensors: One,
+        opts: Any = None,
+        op: Any = None,
+        timeout: Limit = None,
+        *,
+        root: int | None = None,
     ) -> GroupWork:
         """Reduce one tensor to the root, in place there."""
-        options = _options(c10d.ReduceOptions, opts or op, timeout, root)
+        options = _options(c10d.ReduceOptions, opts, root=root, op=op, timeout=timeout)
         return super().reduce(_listed(tensors), options)
 
     def reduce_scatter(
-        self, outputs: One, inputs: Many, op: Any = None, timeout: Limit = None, *, opts: Any = None
+        self, outputs: One, inputs: Many, opts: Any = None, timeout: Limit = None, *, op: Any = None
     ) -> GroupWork:
         """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
-        options = _options(c10d.ReduceScatterOptions, opts or op, timeout)
+        options = _options(c10d.ReduceScatterOptions, opts, op=op, timeout=timeout)
         return super().reduce_scatter(_listed(outputs), _rows(inputs), options)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
@@ -61,14 +69,16 @@ class Forms(Collectives):
         """`reduce_scatter_single` of each pair."""
         return super().reduce_scatter_single_coalesced(outputs, inputs, opts or c10d.ReduceScatterOptions())
 
-    def broadcast(self, tensors: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None) -> GroupWork:
+    def broadcast(
+        self, tensors: One, opts: Any = None, timeout: Limit = None, *, root: int | None = None
+    ) -> GroupWork:
         """The root's tensor, in place elsewhere."""
-        return super().broadcast(_listed(tensors), _options(c10d.BroadcastOptions, opts, timeout, root))
+        options = _options(c10d.BroadcastOptions, opts, root=root, timeout=timeout)
+        return super().broadcast(_listed(tensors), options)
 
     def allgather(self, outputs: Many, inputs: One, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
         """Every rank's tensor, in rank order. Their sizes may differ."""
-        limit = opts if isinstance(opts, timedelta) else timeout
-        options = _options(c10d.AllgatherOptions, None if limit is opts else opts, limit)
+        options = _options(c10d.AllgatherOptions, opts, timeout=timeout)
         return super().allgather(_rows(outputs), _listed(inputs), options)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
@@ -84,17 +94,17 @@ class Forms(Collectives):
         return super().all_gather_single_coalesced(outputs, inputs, opts or c10d.AllgatherOptions())
 
     def gather(
-        self, outputs: Many, inputs: One, root: Any = 0, timeout: Limit = None, *, opts: Any = None
+        self, outputs: Many, inputs: One, opts: Any = None, timeout: Limit = None, *, root: int | None = None
     ) -> GroupWork:
         """Every rank's tensor at the root."""
-        options = _options(c10d.GatherOptions, opts, timeout, root)
+        options = _options(c10d.GatherOptions, opts, root=root, timeout=timeout)
         return super().gather(_rows(outputs), _listed(inputs), options)
 
     def scatter(
-        self, outputs: One, inputs: Many, root: Any = 0, timeout: Limit = None, *, opts: Any = None
+        self, outputs: One, inputs: Many, opts: Any = None, timeout: Limit = None, *, root: int | None = None
     ) -> GroupWork:
         """This rank's own of the root's tensors."""
-        options = _options(c10d.ScatterOptions, opts, timeout, root)
+        options = _options(c10d.ScatterOptions, opts, root=root, timeout=timeout)
         return super().scatter(_listed(outputs), _rows(inputs), options)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
@@ -105,21 +115,19 @@ class Forms(Collectives):
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_sizes: Any,
-        input_sizes: Any,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
         opts: Any = None,
         *,
         timeout: Limit = None,
     ) -> GroupWork:
         """`alltoall` of rows: so many for each rank, or as many for each as for another."""
-        limit = opts if isinstance(opts, timedelta) else timeout
-        options = _options(c10d.AllToAllOptions, None if limit is opts else opts, limit)
+        options = _options(c10d.AllToAllOptions, opts, timeout=timeout)
         return super().all_to_all_single(output, input, output_sizes, input_sizes, options)
 
     def barrier(self, opts: Any = None, *, timeout: Limit = None) -> GroupWork:
         """Wait for all ranks."""
-        limit = opts if isinstance(opts, timedelta) else timeout
-        return super().barrier(_options(c10d.BarrierOptions, None if limit is opts else opts, limit))
+        return super().barrier(_options(c10d.BarrierOptions, opts, timeout=timeout))
 
     # Their names in older programs.
     _allgather_base = all_gather_single
@@ -138,14 +146,21 @@ def _rows(given: Any) -> list[Tensors]:
     return [given] if given and isinstance(given[0], torch.Tensor) else given
 
 
-def _options(kind: type[_T], given: Any, timeout: Limit, root: Any = None) -> Any:
-    """Options of ``kind``: those that came in anybody's place, or new ones with the values."""
-    for came in (given, root):
-        if isinstance(came, kind):
-            return came
-    options: Any = kind()
-    if given is not None:
-        options.reduceOp = given
+def _options(
+    kind: type, given: Any, *, root: int | None = None, op: Any = None, timeout: Limit = None
+) -> Any:
+    """Options of ``kind``: those that were given, or new ones with the values, of which one may be ``given`` in their place."""
+    if isinstance(given, kind):
+        return given
+    if isinstance(given, timedelta):
+        timeout = given
+    elif isinstance(given, int):
+        root = given
+    elif given is not None:
+        op = given
+    options = kind()
+    if op is not None:
+        options.reduceOp = op
     if root is not None:
         options.rootRank = root
     if timeout is not None:

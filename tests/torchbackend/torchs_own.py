@@ -36,7 +36,7 @@ DEADLINE = 60.0
 """Seconds that a test may take, unless the command says otherwise."""
 ROOT = Path(__file__).parents[2]
 PROCESS_GROUPS = "DistributedTest"
-RPC = "with RPC"
+RPC = "rpc"
 """Its tests choose their own world size; they run once."""
 
 WHY_SKIPPED = {
@@ -276,7 +276,11 @@ def run_world(
         command += ["--world", str(world), "--deadline", str(deadline), "--logs", str(folder)]
         command += [part for pattern in patterns for part in ("--only", pattern)]
         # One thread of arithmetic for each rank: there are more ranks than cores.
-        settings = {"WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1", "TMPDIR": temporary}
+        settings = {
+            "WORLD_SIZE": str(4 if world == RPC else world),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": temporary,
+        }
         process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -355,7 +359,7 @@ def report(backend: str, world: int | str, outcomes: list[Outcome]) -> str:
 
 
 def _ranks(world: int | str) -> str:
-    return f"{world} ranks" if isinstance(world, int) else world
+    return f"{world} ranks" if isinstance(world, int) else "the RPC suites"
 
 
 def record(backend: str, world: int | str, outcomes: list[Outcome]) -> dict[str, Any]:
@@ -396,7 +400,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import torch  # only for its version
 
-    worlds: list[int | str] = [RPC if part == "rpc" else int(part) for part in options.world.split(",")]
+    worlds: list[int | str] = [part if part == RPC else int(part) for part in options.world.split(",")]
     worse = 0
     runs = []
     for world in worlds:
