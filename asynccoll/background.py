@@ -6,15 +6,17 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from asynccoll.loops import new_loop
 
-__all__ = ["WAIT_SLICE", "LoopThread", "result_of"]
+__all__ = ["WAIT_SLICE", "LoopThread", "result_of", "settle"]
 
 T = TypeVar("T")
 
@@ -25,14 +27,25 @@ WAIT_SLICE: Final = 0.25
 sleep does not wake it: Ctrl-C would be heard only when the wait is over, and that may be never."""
 
 
-def result_of(future: concurrent.futures.Future[T]) -> T:
-    """The result of ``future``, waited for without an end, but so that Ctrl-C is heard. Raises what the future raises."""
+def settle(future: concurrent.futures.Future[Any], limit: float | None = None) -> None:
+    """Wait until ``future`` is done, but so that Ctrl-C is heard. TimeoutError after ``limit`` seconds (None: no end)."""
+    deadline = math.inf if limit is None else time.monotonic() + limit
     while True:
         try:
-            return concurrent.futures.Future.result(future, WAIT_SLICE)
-        except TimeoutError:  # of this slice, or the future's own
-            if future.done():
-                break
+            concurrent.futures.Future.exception(
+                future, max(0.0, min(WAIT_SLICE, deadline - time.monotonic()))
+            )
+            return
+        except concurrent.futures.CancelledError:
+            return
+        except TimeoutError:  # of this slice: what the future holds is not raised
+            if time.monotonic() >= deadline and not future.done():
+                raise
+
+
+def result_of(future: concurrent.futures.Future[T], limit: float | None = None) -> T:
+    """The result of ``future``, waited for as `settle` does. Raises what the future raises."""
+    settle(future, limit)
     return concurrent.futures.Future.result(future)
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from asynccoll.background import WAIT_SLICE, LoopThread, result_of
+from asynccoll.background import WAIT_SLICE, LoopThread, result_of, settle
 from asynccoll.calls import Parts
 from asynccoll.errors import RemoteError
 from asynccoll.work import Work
@@ -40,12 +40,13 @@ class Pending(concurrent.futures.Future[T]):
                 whose end it cannot go on.
         """
         self._refuse_inside("result")
-        return result_of(self) if timeout is None else super().result(timeout)
+        return result_of(self, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error, or None; waits as `result` does."""
         self._refuse_inside("exception")
-        return super().exception(timeout)
+        settle(self, timeout)
+        return super().exception()
 
     def _refuse_inside(self, wait: str) -> None:
         if not self.done():

@@ -25,6 +25,8 @@ SHORT = {
     ],
     "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m asynccoll soak": ["--seeds", "4"],
+    "python -m benchmarks.ddp": ["--width", "64", "--rounds", "1", "--steps", "1"],
+    "torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py": ["--epochs", "1"],
 }
 
 # Commands for a reader's own files, or that this very suite is part of.
@@ -39,7 +41,7 @@ def blocks(page, language):
 
 def commands(text):
     """Commands of this project in a text: whole lines of blocks, and inline code."""
-    ours = r"(?:asynccoll run -|python3? (?:-m (?:benchmarks|tests|asynccoll)|examples/))[^`\n]*"
+    ours = r"(?:asynccoll run -|torchrun --|python3? (?:-m (?:benchmarks|tests|asynccoll)|examples/))[^`\n]*"
     found = re.findall(rf"^(?:    |\$ )?({ours})$", text, re.MULTILINE) + re.findall(rf"`({ours})`", text)
     return [command.split("  #")[0].strip() for command in found]
 
@@ -82,12 +84,13 @@ def test_the_command_runs(command):
             words += short
     if words[0] == "asynccoll":
         words[:1] = [sys.executable, "-m", "asynccoll"]
+    elif words[0] == "torchrun":
+        words[:1] = [sys.executable, "-m", "torch.distributed.run"]
     else:
         words[0] = sys.executable
-    if any("gloo" in word or "train_digits" in word for word in words):
-        pytest.importorskip(
-            "torch" if "gloo" in command else "sklearn"
-        )  # extras that the numpy-only run has not
+    for word, extra in {"gloo": "torch", "ddp": "torch", "digits": "sklearn"}.items():
+        if word in command:
+            pytest.importorskip(extra)  # the numpy-only run has none
     done = subprocess.run(
         words,
         cwd=ROOT,

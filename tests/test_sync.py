@@ -589,6 +589,8 @@ class TestStream:
             ("allreduce_stream", list),
             ("allreduce_stream", lambda stream: stream.result()),
             ("allreduce_async", lambda pending: pending.result()),
+            ("allreduce_async", lambda pending: pending.result(TIMEOUT)),
+            ("allreduce_async", lambda pending: pending.exception(TIMEOUT)),
         ],
     )
     def test_no_wait_is_without_an_end_of_its_own(self, pair, monkeypatch, verb, take):
@@ -608,6 +610,7 @@ class TestStream:
         take(getattr(pair[0], verb)(np.ones(3)))
         assert waited
         assert None not in waited
+        assert max(waited) < 1
 
     def test_ctrl_c_interrupts_the_wait_for_a_part(self):
         code = PAIR + (

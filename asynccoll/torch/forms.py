@@ -24,8 +24,7 @@ Many: TypeAlias = Tensors | list[Tensors]
 
 
 class Forms(Collectives):
-    """`Collectives` in all forms. ``opts`` are torch's options, or one of their values: a ``ReduceOp`` (SUM if none is given), a root,
-    a limit."""
+    """`Collectives` in all forms. ``opts`` are torch's options, or one of their values: a ``ReduceOp``, a root, a limit."""
 
     def allreduce(
         self, tensors: One, opts: Any = None, timeout: Limit = None, *, op: Any = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from asynccoll.background import result_of
+from asynccoll.background import settle
 from asynccoll.errors import CollectiveError, CollectiveTimeout
 
 __all__ = ["Callbacks", "GroupWork", "Started", "as_torch_error"]
@@ -97,18 +97,15 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types here
         """
         seconds = timeout.total_seconds()
         try:
-            if seconds <= 0:
-                result_of(self._done)
-                return True
-            ended = concurrent.futures.wait([self._done], seconds).done
-        except (KeyboardInterrupt, SystemExit):
-            self.cancel()
-            raise
-        if not ended:
+            settle(self._done, seconds if seconds > 0 else None)
+        except TimeoutError:
             raise dist.DistBackendError(
                 f"the operation was not complete within {seconds:g} s of this wait(); it goes on. Wait again, or pass a larger "
                 "timeout"
-            )
+            ) from None
+        except (KeyboardInterrupt, SystemExit):
+            self.cancel()
+            raise
         self._done.result()
         return True
 
