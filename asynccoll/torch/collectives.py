@@ -16,6 +16,7 @@ from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
 from asynccoll.sync import SyncCommunicator
 from asynccoll.torch.profiles import profiled
+from asynccoll.torch.sparse import give, store_sum
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["Collectives"]
@@ -58,10 +59,14 @@ class Collectives:
     # -- reductions -----------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
-        """Reduce one tensor in place."""
+        """Reduce one tensor in place. Sparse ones (COO) are gathered, and added up on every rank."""
 
         def plan() -> Plan:
             tensor = _only(tensors)
+            if tensor.layout is torch.sparse_coo:
+                part, limit = give(tensor, opts.reduceOp), self._seconds(opts)
+                gather: Start = lambda: self._comm.allgather_async(part, timeout=limit)  # noqa: E731
+                return Plan([gather], tensors, lambda results: store_sum(results[0], tensor))
             return Plan([self._reduction(tensor, opts)], tensors)
 
         return self._run("allreduce", tensors, plan)

@@ -18,6 +18,7 @@ import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import shlex
 import signal
@@ -110,8 +111,12 @@ def _load(backend: str, deadline: float) -> list[type[unittest.TestCase]]:
     from torch.testing._internal.distributed.rpc import tensorpipe_rpc_agent_test_fixture as agent
 
     # The ranks are forks of this process: what is loaded here is loaded once.
-    with contextlib.suppress(ImportError):
-        importlib.import_module(f"{backend}.torch.backend")
+    if backend == BACKEND:
+        from asynccoll import net
+        from asynccoll.torch import backend as _  # noqa: F401
+
+        for module in pkgutil.iter_modules(net.__path__, "asynccoll.net."):
+            importlib.import_module(module.name)
     torch.set_num_threads(1)  # threads would not live on in a fork
     features = common.DistTestCases.backend_feature
     for having in (*[names for names in features.values() if "gloo" in names], features["plugin"]):
@@ -237,8 +242,10 @@ def _in_few_words(traceback: str) -> str:
     return (own or lines or traceback.splitlines()[-1:])[0][:300]
 
 
-def inside(backend: str, rpc: bool, patterns: list[str], deadline: float, logs: Path) -> None:
-    """Run what is asked for, and print one line of JSON for each test."""
+def inside(
+    backend: str, rpc: bool, patterns: list[str], deadline: float, logs: Path, skips: dict[str, str]
+) -> None:
+    """Run what is asked for, and print one line of JSON for each test. ``skips`` are not run, for the reasons there."""
     classes = _load(backend, deadline)
     if rpc:
         _of_gloo(backend)
@@ -246,7 +253,10 @@ def inside(backend: str, rpc: bool, patterns: list[str], deadline: float, logs: 
         short = name.split(".")[1]
         if patterns and not any(fnmatch.fnmatch(short, p) or fnmatch.fnmatch(name, p) for p in patterns):
             continue
-        outcome = _run(name, test, logs / f"{name}.log")
+        if name in skips:
+            outcome = Outcome(name, "skip", skips[name], 0.0)
+        else:
+            outcome = _run(name, test, logs / f"{name}.log")
         print(json.dumps(dataclasses.asdict(outcome)), flush=True)
 
 
@@ -260,20 +270,23 @@ def run_world(
     *,
     deadline: float = DEADLINE,
     logs: Path | None = None,
-    watch: Any = None,
+    skips: dict[str, str] | None = None,
 ) -> list[Outcome]:
     """Torch's tests on ``backend`` with ``world`` ranks, or those with `RPC`; those that match a pattern, or all.
 
     Args:
         deadline: seconds for each test.
         logs: a directory for what the ranks print; None: nowhere.
-        watch: called with each `Outcome` as it comes.
+        skips: tests that are known to be skipped, and why; they are not run.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = logs / f"{backend}-{world}".replace(" ", "-") if logs else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tests.torchbackend.torchs_own", "--inside", backend]
         command += ["--world", str(world), "--deadline", str(deadline), "--logs", str(folder)]
+        known = Path(temporary) / "skips.json"
+        known.write_text(json.dumps(skips or {}))
+        command += ["--skips", str(known)]
         command += [part for pattern in patterns for part in ("--only", pattern)]
         # One thread of arithmetic for each rank: there are more ranks than cores.
         settings = {
@@ -289,17 +302,12 @@ def run_world(
             text=True,
             start_new_session=True,
         )
-        outcomes = []
         try:
-            for outcome in _lines(process, deadline):
-                outcomes.append(outcome)
-                if watch is not None:
-                    watch(outcome)
+            return list(_lines(process, deadline))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return outcomes
 
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[Outcome]:
@@ -384,7 +392,7 @@ def main() -> int:
     """The command. 1 if a test fails that is not `ACCEPTED`, and that passes where it is compared with another backend."""
     parser = argparse.ArgumentParser(description="torch's own tests of a backend, on asynccoll")
     parser.add_argument(
-        "--world", default="2,3,4,8", help="world sizes with commas, and 'rpc' for the RPC suites"
+        "--world", default="2,3,4,rpc", help="world sizes with commas, and 'rpc' for the RPC suites"
     )
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="names, with * and ?")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every name and what became of it")
@@ -392,9 +400,12 @@ def main() -> int:
     parser.add_argument("--deadline", type=float, default=DEADLINE, metavar="SECONDS", help="for each test")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="what the ranks printed")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
+    parser.add_argument("--skips", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
-        inside(options.inside, options.world == RPC, options.only, options.deadline, options.logs)
+        skips = json.loads(options.skips.read_text())
+        rpc = options.world == RPC
+        inside(options.inside, rpc, options.only, options.deadline, options.logs, skips)
         return 0
     # Ended from outside, it ends the ranks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -403,10 +414,18 @@ def main() -> int:
     worlds: list[int | str] = [part if part == RPC else int(part) for part in options.world.split(",")]
     worse = 0
     runs = []
+    no_gpu: dict[str, str] = {}  # for that torch skips a test with any backend and in any world
     for world in worlds:
         found = {}
         for backend in filter(None, [options.against, BACKEND]):
-            outcomes = run_world(backend, world, options.only, deadline=options.deadline, logs=options.logs)
+            outcomes = run_world(
+                backend, world, options.only, deadline=options.deadline, logs=options.logs, skips=no_gpu
+            )
+            no_gpu |= {
+                outcome.name: outcome.reason
+                for outcome in outcomes
+                if outcome.status == "skip" and why_skipped(outcome.reason) == "a GPU"
+            }
             found[backend] = {outcome.name: outcome for outcome in outcomes}
             print(report(backend, world, outcomes), flush=True)
             runs.append(record(backend, world, outcomes))

@@ -1,0 +1,53 @@
+"""Sums of sparse tensors: what a rank gives, and what becomes of what all gave. Knows COO tensors, not how they travel."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Part", "give", "store_sum"]
+
+
+class Part(NamedTuple):
+    """One rank's tensor: its elements that are there, each place once, in the order of the places."""
+
+    indices: torch.Tensor
+    """(dimensions, elements) of int64."""
+    values: torch.Tensor
+    shape: tuple[int, ...]
+
+
+def give(tensor: torch.Tensor, op: Any) -> Part:
+    """What this rank gives for the reduction of ``tensor``.
+
+    Raises:
+        NotImplementedError: ``op`` is not SUM: what is not there is 0, which only a sum may leave out.
+    """
+    if op != dist.ReduceOp.SUM:
+        raise NotImplementedError(
+            "sparse tensors can be reduced with ReduceOp.SUM only: pass tensor.to_dense() for another"
+        )
+    own = tensor.detach().coalesce()
+    return Part(own.indices(), own.values(), tuple(own.shape))
+
+
+def store_sum(parts: list[Part], into: torch.Tensor) -> None:
+    """Add up in rank order, and store the sum: coalesced, the same bits on every rank.
+
+    Raises:
+        ValueError: the shapes or dtypes differ; raised on every rank, since all have all parts.
+    """
+    if len({(part.shape, part.values.dtype) for part in parts}) > 1:
+        listed = ", ".join(
+            f"rank {rank} {part.shape} of {part.values.dtype}" for rank, part in enumerate(parts)
+        )
+        raise ValueError(
+            f"the ranks' sparse tensors differ: {listed}. Pass one shape and one dtype on every rank"
+        )
+    indices = torch.cat([part.indices for part in parts], dim=1)
+    values = torch.cat([part.values for part in parts])
+    # Elements of one place keep their order in a coalesce on the CPU, which is the order of the ranks here.
+    total = torch.sparse_coo_tensor(indices, values, parts[0].shape, check_invariants=False).coalesce()
+    into.detach().copy_(total)
