@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from .ranks import run  # noqa: E402
+from .ranks import run
 
 pytestmark = pytest.mark.torch
 

@@ -411,36 +411,28 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import torch  # only for its version
 
-    worlds: list[int | str] = [part if part == RPC else int(part) for part in options.world.split(",")]
+    heading = {"command": shlex.join(["python", "-m", "tests.torchbackend.torchs_own", *sys.argv[1:]])}
+    heading |= {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
     worse = 0
     runs = []
     no_gpu: dict[str, str] = {}  # for that torch skips a test with any backend and in any world
-    for world in worlds:
+    for world in [part if part == RPC else int(part) for part in options.world.split(",")]:
         found = {}
         for backend in filter(None, [options.against, BACKEND]):
             outcomes = run_world(
                 backend, world, options.only, deadline=options.deadline, logs=options.logs, skips=no_gpu
             )
-            no_gpu |= {
-                outcome.name: outcome.reason
-                for outcome in outcomes
-                if outcome.status == "skip" and why_skipped(outcome.reason) == "a GPU"
-            }
+            skipped = [outcome for outcome in outcomes if outcome.status == "skip"]
+            no_gpu |= {one.name: one.reason for one in skipped if why_skipped(one.reason) == "a GPU"}
             found[backend] = {outcome.name: outcome for outcome in outcomes}
             print(report(backend, world, outcomes), flush=True)
             runs.append(record(backend, world, outcomes))
+            if options.json:
+                options.json.write_text(json.dumps(heading | {"runs": runs}, indent=1) + "\n")
         other = found.get(options.against, {})
         for name, outcome in found[BACKEND].items():
             if outcome.status == "fail" and (name not in other or other[name].status == "pass"):
                 worse += name.split(".")[1] not in ACCEPTED
-    if options.json:
-        heading = {"command": shlex.join(["python", "-m", "tests.torchbackend.torchs_own", *sys.argv[1:]])}
-        heading |= {
-            "date": time.strftime("%Y-%m-%d"),
-            "torch": torch.__version__,
-            "deadline": options.deadline,
-        }
-        options.json.write_text(json.dumps(heading | {"runs": runs}, indent=1) + "\n")
     return 1 if worse else 0
 
 
