@@ -26,6 +26,7 @@ SHORT = {
     "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m asynccoll soak": ["--seeds", "4"],
     "python -m benchmarks.ddp": ["--width", "64", "--rounds", "1", "--steps", "1"],
+    "python -m tests.torchbackend.torchs_own": ["--world", "2", "--only", "test_get_backend"],
     "torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py": ["--epochs", "1"],
 }
 

@@ -34,7 +34,7 @@ def give(tensor: torch.Tensor, op: Any) -> Part:
 
 
 def store_sum(parts: list[Part], into: torch.Tensor) -> None:
-    """Add up in rank order, and store the sum: coalesced, the same bits on every rank.
+    """Store the sum: coalesced, the same bits on every rank.
 
     Raises:
         ValueError: the shapes or dtypes differ; raised on every rank, since all have all parts.
@@ -48,6 +48,7 @@ def store_sum(parts: list[Part], into: torch.Tensor) -> None:
         )
     indices = torch.cat([part.indices for part in parts], dim=1)
     values = torch.cat([part.values for part in parts])
-    # Elements of one place keep their order in a coalesce on the CPU, which is the order of the ranks here.
+    # All ranks coalesce the same elements in the same order.
     total = torch.sparse_coo_tensor(indices, values, parts[0].shape, check_invariants=False).coalesce()
-    into.detach().copy_(total)
+    with torch.no_grad():  # not detach(): a sparse tensor's copy has places of its own
+        into.copy_(total)
