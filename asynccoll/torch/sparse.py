@@ -37,15 +37,14 @@ def store_sum(parts: list[Part], into: torch.Tensor) -> None:
     """Store the sum: coalesced, the same bits on every rank.
 
     Raises:
-        ValueError: the shapes or dtypes differ; raised on every rank, since all have all parts.
+        ValueError: shapes, dtypes or sparse dimensions differ; raised on every rank, since all have all parts.
     """
-    if len({(part.shape, part.values.dtype) for part in parts}) > 1:
-        listed = ", ".join(
-            f"rank {rank} {part.shape} of {part.values.dtype}" for rank, part in enumerate(parts)
-        )
-        raise ValueError(
-            f"the ranks' sparse tensors differ: {listed}. Pass one shape and one dtype on every rank"
-        )
+    kinds = [
+        f"{part.shape} of {part.values.dtype}, {part.indices.shape[0]} dimensions sparse" for part in parts
+    ]
+    if len(set(kinds)) > 1:
+        listed = "; ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
+        raise ValueError(f"the ranks' sparse tensors differ: {listed}. Pass one kind on every rank")
     indices = torch.cat([part.indices for part in parts], dim=1)
     values = torch.cat([part.values for part in parts])
     # All ranks coalesce the same elements in the same order.
