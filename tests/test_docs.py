@@ -89,7 +89,12 @@ def test_the_command_runs(command):
         words[:1] = [sys.executable, "-m", "torch.distributed.run"]
     else:
         words[0] = sys.executable
-    for word, extra in {"gloo": "torch", "ddp": "torch", "digits": "sklearn"}.items():
+    for word, extra in {
+        "gloo": "torch",
+        "ddp": "torch",
+        "torchs_own": "expecttest",
+        "digits": "sklearn",
+    }.items():
         if word in command:
             pytest.importorskip(extra)  # the numpy-only run has none
     done = subprocess.run(

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-torchs_own = pytest.importorskip("tests.torchbackend.torchs_own", reason="needs torch")
+from . import torchs_own
+
+pytest.importorskip("torch")
+pytest.importorskip("expecttest")  # which torch.testing._internal needs
 
 pytestmark = pytest.mark.torch
 
