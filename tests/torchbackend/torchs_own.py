@@ -308,6 +308,7 @@ def run_world(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            process.stdout.close()
 
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[Outcome]:
