@@ -46,6 +46,8 @@ WHY_SKIPPED = {
     "a larger world": ("small world size", "world size of"),
     "another world size": ("odd world size", "exact world size"),
     "torchvision": ("torchvision",),
+    "torch has given it up": ("github.com/pytorch", "flak"),
+    "for MPI alone": ("mpi",),
 }
 
 
