@@ -26,6 +26,7 @@ SHORT = {
     "python -m benchmarks.stream": ["--size", "1M", "--rounds", "1"],
     "python -m asynccoll soak": ["--seeds", "4"],
     "python -m benchmarks.ddp": ["--width", "64", "--rounds", "1", "--steps", "1"],
+    "python -m tests.torchbackend.torchs_own": ["--world", "2", "--only", "test_get_backend"],
     "torchrun --standalone --nproc-per-node 2 examples/ddp_digits.py": ["--epochs", "1"],
     "python examples/parameter_server.py": ["--machines", "1", "--epochs", "2"],
 }
@@ -92,6 +93,12 @@ def test_the_command_runs(command):
     # Extras that the numpy-only run has not.
     needed = {"gloo": "torch", "ddp": "torch", "digits": "sklearn", "parameter_server": "torch"}
     for word, extra in needed.items():
+    for word, extra in {
+        "gloo": "torch",
+        "ddp": "torch",
+        "torchs_own": "expecttest",
+        "digits": "sklearn",
+    }.items():
         if word in command:
             pytest.importorskip(extra)
     done = subprocess.run(

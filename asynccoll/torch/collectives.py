@@ -15,6 +15,8 @@ import torch
 from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
 from asynccoll.sync import SyncCommunicator
+from asynccoll.torch.profiles import profiled
+from asynccoll.torch.sparse import give, store_sum
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["Collectives"]
@@ -57,18 +59,22 @@ class Collectives:
     # -- reductions -----------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
-        """Reduce one tensor in place."""
+        """Reduce one tensor in place. Sparse ones (COO) are gathered, and added up on every rank."""
 
         def plan() -> Plan:
             tensor = _only(tensors)
+            if tensor.layout is torch.sparse_coo:
+                part, limit = give(tensor, opts.reduceOp), self._seconds(opts)
+                gather: Start = lambda: self._comm.allgather_async(part, timeout=limit)  # noqa: E731
+                return Plan([gather], tensors, lambda results: store_sum(results[0], tensor))
             return Plan([self._reduction(tensor, opts)], tensors)
 
-        return self._run("allreduce", plan)
+        return self._run("allreduce", tensors, plan)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce each tensor in place."""
         return self._run(
-            "allreduce", lambda: Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
+            "allreduce", tensors, lambda: Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
         )
 
     def _reduction(self, tensor: torch.Tensor, opts: Any) -> Start:
@@ -87,7 +93,7 @@ class Collectives:
                 tensors,
             )
 
-        return self._run("reduce", plan)
+        return self._run("reduce", tensors, plan)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
         """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
@@ -108,7 +114,7 @@ class Collectives:
 
             return Plan([to(root) for root in range(self._comm.world_size)], outputs)
 
-        return self._run("reduce_scatter", plan)
+        return self._run("reduce_scatter", [one for row in inputs for one in row], plan)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         """Reduce ``input``, of ``world_size * output.numel()`` elements; each rank gets its part."""
@@ -124,7 +130,7 @@ class Collectives:
             ]
             return _together(plans, outputs)
 
-        return self._run("reduce_scatter", plan)
+        return self._run("reduce_scatter", inputs, plan)
 
     def _scattering(self, output: torch.Tensor, rows: torch.Tensor, opts: Any) -> Plan:
         """Reduce ``rows``, one for each rank."""
@@ -149,12 +155,13 @@ class Collectives:
                 start = lambda: self._comm.broadcast_async(root=root, out=data, timeout=limit)  # noqa: E731
             return Plan([start], tensors)
 
-        return self._run("broadcast", plan)
+        return self._run("broadcast", tensors, plan)
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Every rank's tensor, in rank order. Their sizes may differ."""
         return self._run(
             "allgather",
+            inputs,
             lambda: self._gathering(self._one_each(_only(outputs), "output"), _only(inputs), opts),
         )
 
@@ -169,7 +176,7 @@ class Collectives:
             ]
             return _together(plans, [tensor for row in outputs for tensor in row])
 
-        return self._run("allgather", plan)
+        return self._run("allgather", inputs, plan)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         """Every rank's tensor, all of one size, one after the other in ``output``."""
@@ -187,7 +194,7 @@ class Collectives:
                 plans.append(Plan(gathering.starts, [output], finish))
             return _together(plans, outputs)
 
-        return self._run("allgather", plan)
+        return self._run("allgather", inputs, plan)
 
     def _gathering(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Plan:
         data, outs, limit = _moved(tensor), [_moved(one) for one in outputs], self._seconds(opts)
@@ -204,7 +211,7 @@ class Collectives:
                 outs = [_moved(one) for one in value]
             return Plan([lambda: self._comm.gather_async(data, root, out=outs, timeout=limit)], value)
 
-        return self._run("gather", plan)
+        return self._run("gather", inputs, plan)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
         """This rank's own of the root's tensors."""
@@ -216,7 +223,7 @@ class Collectives:
                 values = [_moved(one) for one in self._one_each(_only(inputs), "input")]
             return Plan([lambda: self._comm.scatter_async(values, root, out=out, timeout=limit)], outputs)
 
-        return self._run("scatter", plan)
+        return self._run("scatter", [one for row in inputs for one in row], plan)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> GroupWork:
         """What each rank has for this one. Sizes may differ."""
@@ -229,7 +236,7 @@ class Collectives:
             )
             return Plan([lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)], outputs)
 
-        return self._run("alltoall", plan)
+        return self._run("alltoall", inputs, plan)
 
     def all_to_all_single(
         self,
@@ -250,19 +257,20 @@ class Collectives:
             start: Start = lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)  # noqa: E731
             return Plan([start], [output], finish)
 
-        return self._run("alltoall", plan)
+        return self._run("alltoall", [input], plan)
 
     def barrier(self, opts: Any) -> GroupWork:
         """Wait for all ranks."""
         limit = self._seconds(opts)
-        return self._run("barrier", lambda: Plan([lambda: self._comm.barrier_async(timeout=limit)], []))
+        return self._run("barrier", [], lambda: Plan([lambda: self._comm.barrier_async(timeout=limit)], []))
 
     # -- messages -------------------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """One tensor to rank ``dst``. Outside of the order of collectives."""
         data = _moved(_only(tensors))
-        return self._work(Plan([lambda: self._comm.send_async(data, dst, tag, timeout=self._limit)], []))
+        plan = Plan([lambda: self._comm.send_async(data, dst, tag, timeout=self._limit)], [])
+        return self._work("send", tensors, plan)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """One tensor from rank ``src``: the next with that tag."""
@@ -289,23 +297,18 @@ class Collectives:
             came.append(message.source)
 
         plan = Plan([lambda: self._comm.recv_message_async(src, tag, timeout=self._limit)], tensors, finish)
-        return self._work(plan, came)
+        return self._work("recv" if src is not None else "recvAnySource", tensors, plan, came)
 
     # -- how a call becomes operations ----------------------------------------------------------------------
 
-    def _run(self, verb: str, prepare: Callable[[], Plan]) -> GroupWork:
+    def _run(self, verb: str, inputs: Tensors, prepare: Callable[[], Plan]) -> GroupWork:
         """Start what ``prepare`` plans. Where it raises, the call takes its number and fails on every rank."""
         self._started += 1
         try:
             plan = prepare()
         except Exception as error:  # noqa: BLE001 (raised by wait, and on every other rank)
             plan = Plan([self._refusal(verb, error)], [])
-        if not torch.autograd._profiler_enabled():
-            return self._work(plan)
-        with torch.profiler.record_function(f"asynccoll::{verb}") as record:
-            work = self._work(plan)
-            record._call_end_callbacks_on_future(work.get_future())
-            return work
+        return self._work(verb, inputs, plan)
 
     def _refusal(self, verb: str, error: Exception) -> Start:
         def refuse() -> Any:
@@ -313,10 +316,11 @@ class Collectives:
 
         return lambda: self._comm._threaded._call(verb, refuse, None, None, None)
 
-    def _work(self, plan: Plan, source: Sequence[int] = ()) -> GroupWork:
+    def _work(self, verb: str, inputs: Tensors, plan: Plan, source: Sequence[int] = ()) -> GroupWork:
+        finish = profiled(verb, inputs, plan.finish)
         with self._starting:
             operations = [start() for start in plan.starts]
-        work = GroupWork(Started(operations, plan.value, plan.finish, source), self._callbacks)
+        work = GroupWork(Started(operations, plan.value, finish, source), self._callbacks)
         if self._batch is not None:
             self._batch.append(work)
         return work

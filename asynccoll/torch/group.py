@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from asynccoll.sync import SyncCommunicator
-from asynccoll.torch.collectives import Collectives
+from asynccoll.torch.forms import Forms
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["AsynccollGroup"]
@@ -18,7 +19,7 @@ NAME = "asynccoll"
 CPU = torch.device("cpu")
 
 
-class AsynccollGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
+class AsynccollGroup(Forms, dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
     """One process group of torch's. Its operations run in the thread of the mesh; its calls may come from any thread.
 
     The group that formed the mesh owns it, with the thread; groups of its ranks are communicators on the same mesh.
@@ -121,6 +122,18 @@ class AsynccollGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc]  # t
 
     def _has_hooks(self) -> bool:
         return False
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that blocks. Every rank that came hears of all that did not, with and without ``wait_all_ranks``.
+
+        Raises:
+            CollectiveTimeout: they did not come within ``timeout``, or the group's own limit; ``missing`` holds them.
+        """
+        options = dist.BarrierOptions()
+        if timeout is not None:
+            # Zero is "at once" here; in options, which have whole milliseconds, it says that there is no limit of their own.
+            options.timeout = max(timeout, timedelta(milliseconds=1))
+        self.barrier(options).wait()
 
     # -- coalescing: works that torch wants to have as one ------------------------------------------------------
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import functools
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from asynccoll.background import settle
-from asynccoll.errors import CollectiveError
+from asynccoll.errors import CollectiveError, CollectiveTimeout
 
 __all__ = ["Callbacks", "GroupWork", "Started", "as_torch_error"]
+
+
+_UNAWAITED: Final = 256
+"""Works that are kept for C++, about a kilobyte each. DDP has one per model, from its forward to the first gradient."""
 
 
 class Part(Protocol):
@@ -59,6 +64,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types here
         self._counting = threading.Lock()
         self._future: Any = None
         self._source = started.source
+        self._awaited = False
         if not started.operations:
             self._done.set_result(None)
         for operation in started.operations:
@@ -95,6 +101,7 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types here
             timeout: how long to wait; 0 or less: for as long as the operation's own limit lets it run. When it is over
                 ``torch.distributed.DistBackendError`` is raised, and the operation goes on.
         """
+        self._awaited = True
         seconds = timeout.total_seconds()
         try:
             settle(self._done, seconds if seconds > 0 else None)
@@ -108,6 +115,13 @@ class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types here
             raise
         self._done.result()
         return True
+
+    def __del__(self) -> None:
+        # C++ may hold its half of this object alone, as DDP's reducer does in join(), and wait on it later: without this half that
+        # would be a wait for ever. So a work that nobody has waited for stays for a while, without the tensors.
+        if not self._awaited:
+            self.tensors, self._future, self._operations = [], None, ()
+            self._callbacks.unawaited.append(self)
 
     def cancel(self) -> bool:
         """End it on every rank, if it is under way: the others raise `CollectiveCancelled`."""
@@ -182,6 +196,8 @@ class Callbacks:
         self._idle = 0
         """Threads that nothing is meant for yet."""
         self._counting = threading.Lock()
+        self.unawaited: collections.deque[GroupWork] = collections.deque(maxlen=_UNAWAITED)
+        """The last works that Python has dropped before anybody waited for them."""
 
     def run(self, job: Callable[[], object]) -> None:
         """Run ``job`` soon, in one of the threads."""
@@ -197,6 +213,7 @@ class Callbacks:
 
     def close(self) -> None:
         """End the threads, each when its job is done. No job may come after."""
+        self.unawaited.clear()
         with self._counting:
             threads, self._threads = self._threads, 0
         for _ in range(threads):
@@ -209,6 +226,9 @@ class Callbacks:
             with self._counting:
                 self._idle += 1
 
+
+_LONGER = "or pass a longer timeout to init_process_group() or new_group()."
+"""A remedy in torch's words; programs also look for " timeout " in an error's text, since gloo's have no type to tell."""
 
 _both: dict[type[CollectiveError], type[CollectiveError]] = {}
 """Kind of error -> the same that torch's users catch as well."""
@@ -238,5 +258,7 @@ def as_torch_error(error: Exception) -> Exception:
     both = kind.__new__(kind, *error.args)
     both.args = error.args
     both.__dict__.update(error.__dict__)
+    if isinstance(both, CollectiveTimeout):
+        both.detail = both.detail.replace("or raise timeout=.", _LONGER)
     both.__cause__, both.__context__ = error.__cause__, error.__context__
     return both.with_traceback(error.__traceback__)

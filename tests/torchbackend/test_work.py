@@ -80,6 +80,20 @@ def test_an_error_of_the_finish_is_raised(parts, callbacks):
         work.wait()
 
 
+def test_one_that_nobody_waited_for_outlives_its_last_reference_in_python(callbacks):
+    # C++ may hold its half alone, and calls wait() of this one.
+    dropped, awaited = (GroupWork(Started([], [torch.ones(1)]), callbacks) for _ in range(2))
+    awaited.wait()
+    kept = id(dropped)
+    del dropped, awaited
+    (work,) = callbacks.unawaited
+    assert id(work) == kept
+    assert work.wait()
+    assert work.tensors == []  # no memory is kept
+    callbacks.close()
+    assert not callbacks.unawaited
+
+
 def test_a_wait_with_a_limit_gives_up_and_the_operation_goes_on(parts, callbacks):
     work = GroupWork(Started(parts[:1], []), callbacks)
     with pytest.raises(dist.DistBackendError, match=r"not complete within 0\.01 s"):
@@ -167,6 +181,10 @@ class TestErrors:
         copy = pickle.loads(pickle.dumps(as_torch_error(CollectiveTimeout([1], 2.0))))
         assert type(copy) is CollectiveTimeout
         assert (copy.missing, copy.limit) == ({1}, 2.0)
+
+    def test_a_timeout_names_the_remedy_in_torchs_words(self):
+        late = as_torch_error(CollectiveTimeout([1], 2.0))
+        assert str(late).endswith("or pass a longer timeout to init_process_group() or new_group().")
 
     def test_others_stay_what_they_are(self):
         error = ValueError("x")
