@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -170,7 +171,7 @@ def _outcome(scenario: Scenario, world: World) -> tuple[str, Any]:
         answers = plain(scenario.run(world) or {})
     except Exception as error:  # noqa: BLE001 (that is the outcome)
         print(f"{scenario.name}:", file=sys.stderr)
-        sys.excepthook(type(error), error, error.__traceback__)
+        traceback.print_exception(error)
         return FAILED, one_line(error)
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)
