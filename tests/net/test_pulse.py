@@ -271,10 +271,11 @@ class TestThread:
         def start(thread):
             raise RuntimeError("can't start new thread")
 
-        with monkeypatch.context() as patched:
+        near, far = pair()
+        with monkeypatch.context() as patched, near, far:
             patched.setattr(threading.Thread, "start", start)
             with pytest.raises(RuntimeError, match="thread"):
-                watched()
+                Watch({1: near}, LONG, print, print)
         watch, _, far = watched()
         assert received(far[1])[:1] == b"."
         watch.end()
