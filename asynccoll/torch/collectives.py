@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
@@ -57,10 +59,12 @@ class Collectives:
     # -- reductions -----------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Tensors, opts: Any) -> GroupWork:
-        """Reduce one tensor in place."""
+        """Reduce one tensor in place; it may be sparse (COO), for a sum."""
 
         def plan() -> Plan:
             tensor = _only(tensors)
+            if tensor.layout is torch.sparse_coo:
+                return self._sparse_sum(tensor, opts)
             return Plan([self._reduction(tensor, opts)], tensors)
 
         return self._run("allreduce", plan)
@@ -70,6 +74,25 @@ class Collectives:
         return self._run(
             "allreduce", lambda: Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
         )
+
+    def _sparse_sum(self, tensor: torch.Tensor, opts: Any) -> Plan:
+        """The sum of sparse tensors: everybody's entries, added up. How many a rank has the others need not know."""
+        if getattr(opts.reduceOp, "op", opts.reduceOp) != dist.ReduceOp.SUM:
+            raise NotImplementedError(
+                f"{opts.reduceOp} of sparse tensors: only SUM, or pass tensor.to_dense()"
+            )
+        own, limit = tensor.detach().coalesce(), self._seconds(opts)
+        starts: list[Start] = [
+            lambda: self._comm.allgather_async(own.indices(), timeout=limit),
+            lambda: self._comm.allgather_async(own.values(), timeout=limit),
+        ]
+
+        def finish(results: list[Any]) -> None:
+            places, entries = (torch.cat(list(parts), dim) for parts, dim in zip(results, (1, 0), strict=True))
+            with torch.no_grad():
+                tensor.copy_(torch.sparse_coo_tensor(places, entries, tensor.shape).coalesce())
+
+        return Plan(starts, [tensor], finish)
 
     def _reduction(self, tensor: torch.Tensor, opts: Any) -> Start:
         data, limit = _dense(tensor), self._seconds(opts)
@@ -375,12 +398,16 @@ def _together(plans: list[Plan], value: Tensors) -> Plan:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, without its history."""
+    """The tensor's memory, without its history, and as a storage of its own.
+
+    FSDP resizes the storage of its tensors, which torch forbids for good once their memory has been shown to numpy.
+    """
     if tensor.layout is not torch.strided:
         raise NotImplementedError(
             f"tensors of layout {tensor.layout} cannot be reduced: pass tensor.to_dense()"
         )
-    return tensor.detach()
+    shown: torch.Tensor = from_dlpack(to_dlpack(tensor.detach()))
+    return shown
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:

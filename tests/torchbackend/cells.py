@@ -133,7 +133,7 @@ class Processes:
             for rank, other in enumerate(answers):
                 if bits(other[key]) != bits(answers[0][key]):
                     return Cell(FAILED, f"{key}: rank {rank} has other bits than rank 0", 0, answers)
-        without = list(dict.fromkeys(refusals(answers)))
+        without = list(dict.fromkeys(one for each in answers for one in refusals(each)))
         return Cell(PART if without else OK, f"without {', '.join(without)}" if without else "", 0, answers)
 
 

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.distributed.tensor as tensors
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
@@ -158,13 +159,16 @@ def products(w):
     return {"values": [product.full_tensor(), two.grad.full_tensor()]}
 
 
-@scenario("DTensor random and from_local", same=("values",))
+@scenario("DTensor drawn at random", same=("values",))
 def random(w):
-    mesh = mesh_of(w)
-    torch.manual_seed(3)
-    drawn = torch.distributed.tensor.rand(8, 4, device_mesh=mesh, placements=[Shard(0)])
-    copied = DTensor.from_local(torch.full((3,), float(w.rank)), mesh, [Replicate()], run_check=True)
-    return {"values": [drawn.full_tensor(), copied.to_local()]}
+    drawn = tensors.rand(8, 4, device_mesh=mesh_of(w), placements=[Replicate()])
+    return {"values": [drawn.full_tensor()]}
+
+
+@scenario("DTensor from_local, checked", same=("values",))
+def from_local(w):
+    value = torch.full((3,), float(w.rank))
+    return {"values": [DTensor.from_local(value, mesh_of(w), [Replicate()], run_check=True).to_local()]}
 
 
 @scenario("DTensor on a mesh of 2 x 2", same=("values",), worlds=(4,))

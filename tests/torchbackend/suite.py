@@ -101,7 +101,15 @@ def scenario(
 
 
 class Refused(str):
-    """Why a backend did not do one case."""
+    """Why a backend did not do one case, or that it did it wrong: a difference from what plain torch computes."""
+
+    wrong = False
+
+
+class Wrong(Refused):
+    """A backend did one case without an error, and wrong."""
+
+    wrong = True
 
 
 def plain(value: Any) -> Any:
@@ -127,7 +135,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def refusals(answers: Any) -> list[str]:
-    return [path.rpartition("/")[2] for path, value in leaves(answers) if isinstance(value, Refused)]
+    return [
+        f"{path.rpartition('/')[2]}{' (wrong result)' if value.wrong else ''}"
+        for path, value in leaves(answers)
+        if isinstance(value, Refused)
+    ]
 
 
 def difference(reference: Any, other: Any) -> str:
@@ -135,7 +147,7 @@ def difference(reference: Any, other: Any) -> str:
     if isinstance(reference, Refused):
         return ""  # whatever the other did is not worse
     if isinstance(other, Refused):
-        return f"refused: {other}"
+        return f"{'wrong' if other.wrong else 'refused'}: {other}"
     if isinstance(reference, dict) and isinstance(other, dict):
         if reference.keys() != other.keys():
             return f"answers {sorted(other)} instead of {sorted(reference)}"
@@ -203,10 +215,10 @@ def one_line(error: BaseException) -> str:
 
 
 def attempt(call: Any) -> Any:
-    """What ``call`` returns, or `Refused` with what it raised."""
+    """What ``call`` returns, `Refused` with what it raised, or `Wrong` with what it did wrong."""
     try:
         return call()
-    except AssertionError:
-        raise
+    except AssertionError as error:
+        return Wrong(one_line(error))
     except Exception as error:  # noqa: BLE001 (that is the answer)
         return Refused(one_line(error))

@@ -86,11 +86,20 @@ def static_graph(w):
 
 @scenario("DDP many buckets", same=("weights",))
 def many_buckets(w):
-    model = DDP(layers(), bucket_cap_mb=0.0005)
+    model = small_buckets(layers())
     answers = train(model, w)
-    sizes = model._get_ddp_logging_data()["bucket_sizes"]
-    assert len(sizes.split(",")) > 2, sizes
+    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    assert len(sizes.split(",")) > 1, sizes
     return answers
+
+
+def small_buckets(model: nn.Module, **options) -> DDP:
+    """A model of this size has one bucket otherwise."""
+    usual, dist._DEFAULT_FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES, 256
+    try:
+        return DDP(model, bucket_cap_mb=0.0005, **options)
+    finally:
+        dist._DEFAULT_FIRST_BUCKET_BYTES = usual
 
 
 @scenario("DDP mixed_precision", same=("weights",))
@@ -157,7 +166,7 @@ def join(w):
 
 
 def hooked(w: World, state, hook) -> dict:
-    model = DDP(layers(), bucket_cap_mb=0.0005)
+    model = small_buckets(layers())
     model.register_comm_hook(state, hook)
     return train(model, w)
 
@@ -275,7 +284,7 @@ def zero_view(w):
 
 @scenario("ZeroRedundancyOptimizer, overlapped with DDP", same=("weights",))
 def zero_overlapped(w):
-    model = DDP(layers(), bucket_cap_mb=0.0005, gradient_as_bucket_view=True)
+    model = small_buckets(layers(), gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, lr=0.05, overlap_with_ddp=True
     )
@@ -304,3 +313,16 @@ def detail(w):
     dist.all_reduce(total)
     dist.barrier()
     return {**answers, "total": total}
+
+
+@scenario("DDP with sparse gradients", same=("weights",))
+def sparse_gradients(w):
+    torch.manual_seed(1)
+    model = DDP(nn.Sequential(nn.EmbeddingBag(20, 8, sparse=True), nn.Linear(8, 4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(STEPS):
+        words = torch.randint(20, (6, 3), generator=torch.Generator().manual_seed(10 * w.rank + number))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(words), batch(w.rank, number)[1]).backward()
+        optimizer.step()
+    return {"weights": weights(model)}

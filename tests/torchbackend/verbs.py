@@ -231,13 +231,15 @@ def premultiplied(w):
 
 @scenario("all_reduce of a sparse tensor")
 def sparse(w):
-    def case():
-        value = torch.sparse_coo_tensor([[w.rank]], [1.0 + w.rank], (w.size,))
-        dist.all_reduce(value)
-        expect(value.to_dense(), torch.arange(1.0, w.size + 1))
-        return value.to_dense()
-
-    return {"value": case()}
+    rows = [0, w.rank + 1]
+    value = torch.sparse_coo_tensor([rows], torch.full((2, 3), w.rank + 1.0), (w.size + 1, 3))
+    work = dist.all_reduce(value, async_op=True)
+    work.wait()
+    expected = torch.cat([torch.tensor([sum(w.ranks) + w.size]), torch.arange(1, w.size + 1)]).float()
+    expect(value.to_dense(), expected[:, None].expand(-1, 3))
+    none = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), (4,))
+    dist.all_reduce(none)
+    return {"value": value.to_dense(), "none": none.to_dense()}
 
 
 @scenario("all_gather, uneven sizes")
