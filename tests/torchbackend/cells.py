@@ -53,6 +53,8 @@ class Processes:
         self._context.set_forkserver_preload([everything.__name__])  # type: ignore[attr-defined]
         self._ranks: list[tuple[Any, multiprocessing.connection.Connection]] = []
         self._runs = 0
+        self.fallen: list[str] = []
+        """Processes that ended between two scenarios."""
 
     def __enter__(self) -> Processes:
         return self
@@ -88,12 +90,21 @@ class Processes:
 
     def run(self, scenario: Scenario) -> Cell:
         """Run it on every rank, within its deadline. What does not answer is killed."""
+        for rank, (process, connection) in enumerate(self._ranks):
+            if connection.poll():  # nothing is due: it is the end
+                process.join(5)
+                self.fallen.append(
+                    f"{self.backend} {self.size}: rank {rank} ended with {process.exitcode} before {scenario.name!r}"
+                )
+                self._end()
+                break
         if not self._ranks:
             self._start()
         self._runs += 1
         began = time.monotonic()
         for _, connection in self._ranks:
-            connection.send((scenario.name, self._runs))
+            with contextlib.suppress(BrokenPipeError):  # it ends now: seen as the end of its replies
+                connection.send((scenario.name, self._runs))
         replies, lost = self._replies(began + scenario.seconds)
         cell = self._judge(scenario, replies, lost)._replace(seconds=time.monotonic() - began)
         if lost or len(replies) < self.size or scenario.fresh:
@@ -181,10 +192,11 @@ def _outcome(scenario: Scenario, world: World) -> tuple[str, Any]:
 
 
 def run_all(
-    backend: str, size: int, scenarios: Iterable[Scenario]
+    backend: str, size: int, scenarios: Iterable[Scenario], fallen: list[str]
 ) -> Iterator[tuple[Scenario, Cell]]:
-    """Every scenario on new processes; they start again after one that hangs or ends them."""
+    """Every scenario on new processes; they start again after one that hangs or ends them. Adds to `fallen`."""
     with tempfile.TemporaryDirectory() as scratch, Processes(backend, size, Path(scratch)) as processes:
         for scenario in scenarios:
             if size in scenario.worlds:
                 yield scenario, processes.run(scenario)
+        fallen += processes.fallen
