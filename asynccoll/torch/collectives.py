@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
 from asynccoll.sync import SyncCommunicator
+from asynccoll.torch.untraced import untraced
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["Collectives"]
@@ -42,6 +43,7 @@ class Plan:
         self.finish = finish
 
 
+@untraced
 class Collectives:
     """What `torch.distributed` and torch's own C++ call. Ranks and roots are the group's."""
 
@@ -88,7 +90,9 @@ class Collectives:
         ]
 
         def finish(results: list[Any]) -> None:
-            places, entries = (torch.cat(list(parts), dim) for parts, dim in zip(results, (1, 0), strict=True))
+            places, entries = (
+                torch.cat(list(parts), dim) for parts, dim in zip(results, (1, 0), strict=True)
+            )
             with torch.no_grad():
                 tensor.copy_(torch.sparse_coo_tensor(places, entries, tensor.shape).coalesce())
 

@@ -23,7 +23,9 @@ def everyone(w) -> list[torch.Tensor]:
 def all_reduce(w):
     total = funcol.wait_tensor(funcol.all_reduce(mine(w.rank), "sum", dist.group.WORLD))
     expect(total, sum(everyone(w)))
-    ops = {name: attempt(lambda name=name: reduced(w, name)) for name in ("sum", "avg", "max", "min", "product")}
+    ops = {
+        name: attempt(lambda name=name: reduced(w, name)) for name in ("sum", "avg", "max", "min", "product")
+    }
     return {"value": total, "ops": ops}
 
 
@@ -59,7 +61,9 @@ def broadcast(w):
 def all_to_all(w):
     rows = torch.arange(w.size * 2.0).reshape(-1, 1) + 100 * w.rank
     even = funcol.all_to_all_single(rows, None, None, dist.group.WORLD) + 0
-    expect(even.flatten(), torch.cat([torch.tensor([0.0, 1.0]) + 2 * w.rank + 100 * rank for rank in w.ranks]))
+    expect(
+        even.flatten(), torch.cat([torch.tensor([0.0, 1.0]) + 2 * w.rank + 100 * rank for rank in w.ranks])
+    )
     turned = funcol.permute_tensor(rows, [(rank + 1) % w.size for rank in w.ranks], dist.group.WORLD) + 0
     expect(turned, torch.arange(w.size * 2.0).reshape(-1, 1) + 100 * w.left)
     sizes = [peer + 1 for peer in w.ranks]
@@ -77,9 +81,7 @@ def coalesced(w):
     expect(totals[1], sum(everyone(w)) * 2)
     expect(gathered[1], torch.cat(everyone(w)) * 2)
     wide = [torch.cat(everyone(w)), torch.cat(everyone(w)) * 3]
-    parts = [
-        one + 0 for one in funcol.reduce_scatter_tensor_coalesced(wide, "sum", [0, 0], dist.group.WORLD)
-    ]
+    parts = [one + 0 for one in funcol.reduce_scatter_tensor_coalesced(wide, "sum", [0, 0], dist.group.WORLD)]
     expect(parts[1], mine(w.rank) * 3 * w.size)
     return {"value": totals + gathered, "parts": parts}
 
@@ -93,7 +95,11 @@ def in_place(w):
     return {"value": value}
 
 
-@scenario("functional all_gather_into_tensor_out", same=("value",), known="torch 2.13 does not ask a Python group for it")
+@scenario(
+    "functional all_gather_into_tensor_out",
+    same=("value",),
+    known="torch 2.13 does not ask a Python group for it",
+)
 def gather_out(w):
     target = torch.empty(4 * w.size, 2)
     op = torch.ops._c10d_functional.all_gather_into_tensor_out

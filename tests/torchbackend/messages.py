@@ -76,12 +76,25 @@ def any_source(w):
 def any_source_later(w):
     if w.rank:
         dist.send(filled(w.rank), 0)
+        dist.barrier()  # who leaves ends what is received from any rank
         return {"value": None}
     outs = [filled(-1) for _ in range(w.size - 1)]
     works = [dist.irecv(out) for out in outs]
     for work in works:
         work.wait()
+    dist.barrier()
     return {"value": sorted(out[0].item() for out in outs)}
+
+
+@scenario("recv from the next rank, which then leaves")
+def left_behind(w):
+    # Each hears the one before it, sends and is gone: its message is still received.
+    out = filled(0)
+    if w.rank:
+        dist.recv(out, w.rank - 1)
+    if w.right:
+        dist.send(out + 1, w.right)
+    return {"value": out}
 
 
 @scenario("tags out of order")

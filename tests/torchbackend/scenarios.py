@@ -27,7 +27,7 @@ def verdict(scenario: Scenario, gloo: Cell, other: Cell) -> Cell:
     if gloo.answers is None or other.answers is None:
         return other
     for rank, (reference, answer) in enumerate(zip(gloo.answers, other.answers, strict=True)):
-        found = difference(reference, answer)
+        found = difference(reference, answer, scenario.tolerance)
         if found:
             return other._replace(state=FAILED, note=f"rank {rank}, unlike gloo: {found}"[:200])
     return other

@@ -7,7 +7,12 @@ import torch.distributed.tensor as tensors
 from torch import nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -210,7 +215,9 @@ def parallel(w: World, plan: dict) -> dict:
 
 @scenario("tensor parallel (Colwise, Rowwise)", same=("weights",))
 def tensor_parallel(w):
-    return parallel(w, {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())})
+    return parallel(
+        w, {"0": ColwiseParallel(), "2": RowwiseParallel(), "4": ColwiseParallel(output_layouts=Replicate())}
+    )
 
 
 @scenario("sequence parallel", same=("values",))
@@ -222,12 +229,18 @@ def sequence_parallel(w):
         "1": ColwiseParallel(input_layouts=Shard(1)),
         "2": RowwiseParallel(output_layouts=Shard(1)),
     }
-    alone = nn.Sequential(*(type(layer)(*sizes) for layer, sizes in zip(model, ((8,), (8, 16), (16, 8)), strict=True)))
+    alone = nn.Sequential(
+        *(type(layer)(*sizes) for layer, sizes in zip(model, ((8,), (8, 16), (16, 8)), strict=True))
+    )
     alone.load_state_dict(model.state_dict())
     mesh, value = mesh_of(w), numbers(2, 8, 8) / 100
     parallelize_module(model, mesh, plan)
     out = model(distribute_tensor(value, mesh, [Shard(1)]))
-    local = out.full_tensor() if isinstance(out, DTensor) else DTensor.from_local(out, mesh, [Shard(1)]).full_tensor()
+    local = (
+        out.full_tensor()
+        if isinstance(out, DTensor)
+        else DTensor.from_local(out, mesh, [Shard(1)]).full_tensor()
+    )
     assert torch.allclose(local, alone(value), atol=1e-5)
     return {"values": [local]}
 

@@ -74,6 +74,8 @@ class Scenario(NamedTuple):
     """Processes that have run it are not used again: it breaks them on some backend."""
     known: str
     """Why asynccoll cannot do it, where gloo can."""
+    tolerance: float
+    """How far its answers may be from gloo's."""
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -88,13 +90,14 @@ def scenario(
     slow: bool = False,
     fresh: bool = False,
     known: str = "",
+    tolerance: float = TOLERANCE,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function; its module's name is the area."""
 
     def register(run: Callable[..., Any]) -> Callable[..., Any]:
         assert name not in SCENARIOS, name
         area = run.__module__.rpartition(".")[2]
-        SCENARIOS[name] = Scenario(name, area, run, same, worlds, seconds, slow, fresh, known)
+        SCENARIOS[name] = Scenario(name, area, run, same, worlds, seconds, slow, fresh, known, tolerance)
         return run
 
     return register
@@ -142,7 +145,7 @@ def refusals(answers: Any) -> list[str]:
     ]
 
 
-def difference(reference: Any, other: Any) -> str:
+def difference(reference: Any, other: Any, tolerance: float = TOLERANCE) -> str:
     """The first place where ``other`` is not as good as ``reference``; empty if there is none."""
     if isinstance(reference, Refused):
         return ""  # whatever the other did is not worse
@@ -157,15 +160,15 @@ def difference(reference: Any, other: Any) -> str:
             return f"{len(other)} answers instead of {len(reference)}"
         pairs = [(str(at), *pair) for at, pair in enumerate(zip(reference, other, strict=True))]
     else:
-        return _distance(reference, other)
+        return _distance(reference, other, tolerance)
     for key, one, two in pairs:
-        found = difference(one, two)
+        found = difference(one, two, tolerance)
         if found:
             return f"{key}: {found}"
     return ""
 
 
-def _distance(reference: Any, other: Any) -> str:
+def _distance(reference: Any, other: Any, tolerance: float) -> str:
     if isinstance(reference, str) or reference is None:
         return "" if reference == other else f"{other!r} instead of {reference!r}"
     one, two = numpy.asarray(reference), numpy.asarray(other)
@@ -173,7 +176,7 @@ def _distance(reference: Any, other: Any) -> str:
         return f"{two.dtype}{list(two.shape)} instead of {one.dtype}{list(one.shape)}"
     if one.dtype.kind in "biu":
         return "" if (one == two).all() else f"{two.tolist()} instead of {one.tolist()}"[:200]
-    if numpy.allclose(two, one, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+    if numpy.allclose(two, one, rtol=tolerance, atol=tolerance, equal_nan=True):
         return ""
     return f"off by {numpy.abs(one - two).max():g}"
 

@@ -139,7 +139,9 @@ def two_models(w):
     both = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, two)]
     for number in range(STEPS):
         inputs, targets = batch(w.rank, number)
-        (nn.functional.mse_loss(one(inputs), targets) + nn.functional.mse_loss(two(inputs), targets)).backward()
+        (
+            nn.functional.mse_loss(one(inputs), targets) + nn.functional.mse_loss(two(inputs), targets)
+        ).backward()
         for optimizer in both:
             optimizer.step()
             optimizer.zero_grad()
@@ -176,17 +178,18 @@ def allreduce_hook(w):
     return hooked(w, None, default_hooks.allreduce_hook)
 
 
-@scenario("DDP hook fp16_compress", same=("weights",))
+# Sums in 16 bits are rounded at every step, and depend on the order.
+@scenario("DDP hook fp16_compress", same=("weights",), tolerance=1e-4)
 def fp16_hook(w):
     return hooked(w, None, default_hooks.fp16_compress_hook)
 
 
-@scenario("DDP hook bf16_compress", same=("weights",))
+@scenario("DDP hook bf16_compress", same=("weights",), tolerance=1e-3)
 def bf16_hook(w):
     return hooked(w, None, default_hooks.bf16_compress_hook)
 
 
-@scenario("DDP hook fp16_compress_wrapper", same=("weights",))
+@scenario("DDP hook fp16_compress_wrapper", same=("weights",), tolerance=1e-4)
 def fp16_wrapper(w):
     return hooked(w, None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
 
@@ -285,9 +288,7 @@ def zero_view(w):
 @scenario("ZeroRedundancyOptimizer, overlapped with DDP", same=("weights",))
 def zero_overlapped(w):
     model = small_buckets(layers(), gradient_as_bucket_view=True)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), torch.optim.SGD, lr=0.05, overlap_with_ddp=True
-    )
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05, overlap_with_ddp=True)
     model.register_comm_hook(
         None, ddp_zero_hook.hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer)
     )

@@ -6,7 +6,19 @@ from torch.distributed import ReduceOp
 
 from tests.torchbackend.suite import attempt, expect, scenario
 
-TYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "int8", "bool", "complex64")
+TYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int32",
+    "int16",
+    "uint8",
+    "int8",
+    "bool",
+    "complex64",
+)
 
 
 def value_of(dtype: str, rank: int, *shape: int) -> torch.Tensor:
