@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -283,6 +284,10 @@ class Collectives:
         """Wait for all ranks."""
         limit = self._seconds(opts)
         return self._run("barrier", lambda: Plan([lambda: self._comm.barrier_async(timeout=limit)], []))
+
+    def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
+        """A barrier that says who is missing: every one here does, and names all of them. torch 2.13 does not ask for it."""
+        self._comm.barrier(timeout=timeout.total_seconds())
 
     # -- messages -------------------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class Processes:
 def where(log: str) -> str:
     """Where a process hung: the innermost lines of its main thread, from the dump that it left."""
     _, _, dump = log.rpartition("Timeout (")
-    _, _, stack = dump.partition("most recent call first):")
+    _, _, stack = dump.rpartition("most recent call first):")  # the main thread is the last
     frames = [line.strip() for line in stack.splitlines() if line.strip().startswith("File")]
     return " < ".join(frame.rpartition("/")[2].replace('", line ', ":") for frame in frames[:3])
 
@@ -160,6 +160,7 @@ def serve(connection: Any, backend: str, rank: int, size: int, port: int, scratc
     """A rank's process: runs what it is told, until the connection ends."""
     with (scratch / f"{backend}-{rank}.log").open("a") as log:
         os.dup2(log.fileno(), 2)
+    faulthandler.enable(sys.__stderr__)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
@@ -185,9 +186,9 @@ def _outcome(scenario: Scenario, world: World) -> tuple[str, Any]:
         traceback.print_exception(error)
         return FAILED, one_line(error)
     finally:
-        dist.set_debug_level(dist.DebugLevel.OFF)
         with contextlib.suppress(Exception):  # the group may be what failed
             world.close()
+        dist.set_debug_level(dist.DebugLevel.OFF)
     return OK, answers
 
 

@@ -1,7 +1,7 @@
 """What a scenario is, and when an answer of one backend is as good as another's. Knows no process and no backend.
 
-A scenario is a function of a `World` that returns named answers: tensors, numbers, texts, and lists and dictionaries of these. It raises
-what went wrong. Inside a dictionary of cases an answer may be `Refused`: the backend said no to that case, on every rank.
+A scenario is a function of a `World` that returns named answers: tensors, numbers, texts, and lists and dictionaries of these. It
+raises what went wrong. Inside a dictionary of cases an answer may be `Refused`: the backend said no to that case, on every rank.
 """
 
 from __future__ import annotations
@@ -194,9 +194,8 @@ def bits(value: Any) -> Any:
 
 def expect(found: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
     """The two are equal, exactly for whole numbers and to the last bits for others."""
-    assert found.dtype == expected.dtype and found.shape == expected.shape, (
-        f"{what} {found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}"
-    )
+    kinds = [(one.dtype, list(one.shape)) for one in (found, expected)]
+    assert kinds[0] == kinds[1], f"{what} {kinds[0]} instead of {kinds[1]}"
     assert torch.allclose(found.detach(), expected.detach(), rtol=TOLERANCE, atol=TOLERANCE), (
         f"{what} {found.tolist()} instead of {expected.tolist()}"
     )

@@ -360,7 +360,7 @@ def barrier(w):
     assert w.store.check([f"came{rank}" for rank in w.ranks])
 
 
-@scenario("monitored_barrier", known="torch itself allows it for gloo alone")
+@scenario("monitored_barrier", known="torch 2.13 allows it for gloo alone")
 def monitored(w):
     dist.monitored_barrier()
 
