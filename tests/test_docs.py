@@ -91,14 +91,14 @@ def test_the_command_runs(command):
     else:
         words[0] = sys.executable
     # Extras that the numpy-only run has not.
-    needed = {"gloo": "torch", "ddp": "torch", "digits": "sklearn", "parameter_server": "torch"}
-    for word, extra in needed.items():
-    for word, extra in {
+    needed = {
         "gloo": "torch",
         "ddp": "torch",
+        "parameter_server": "torch",
         "torchs_own": "expecttest",
         "digits": "sklearn",
-    }.items():
+    }
+    for word, extra in needed.items():
         if word in command:
             pytest.importorskip(extra)
     done = subprocess.run(

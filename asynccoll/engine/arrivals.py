@@ -214,6 +214,8 @@ class Arrivals:
                     self.control(peer, kind, comm, seq, payload)
             except ProtocolError as error:
                 self._engine.broken(peer, error)
+        for peer in self._groups[comm].lost:  # what it had only announced will not come
+            self._engine.mail.lost(self._groups[comm], peer)
 
     def left(self, group: Group) -> None:
         """This rank has left a communicator. Its id is forgotten when all others have, which then send nothing more for it."""
@@ -228,7 +230,7 @@ class Arrivals:
 
     def forget(self, peer: int) -> None:
         """The connection to ``peer`` has ended."""
-        self._unmade.forget(peer)
+        self._unmade.forget(peer, but=wire.MESSAGE)  # what it sent before it left is received all the same
         for comm in list(self._left):
             self._left_too(comm, peer)
 

@@ -64,12 +64,15 @@ class Unmade:
             self._bytes[frame.peer] -= frame.cost
         return frames
 
-    def forget(self, peer: int) -> None:
-        """The peer is gone."""
+    def forget(self, peer: int, but: int) -> None:
+        """The peer is gone. Its frames of kind ``but`` stay: they mean something without it."""
+        self._bytes.pop(peer, None)
         for comm in list(self._frames):
-            kept = [frame for frame in self._frames[comm] if frame.peer != peer]
+            kept = [frame for frame in self._frames[comm] if frame.peer != peer or frame.kind == but]
             if kept:
                 self._frames[comm] = kept
             else:
                 del self._frames[comm]
-        self._bytes.pop(peer, None)
+            for frame in kept:
+                if frame.peer == peer:
+                    self._bytes[peer] = self._bytes.get(peer, 0) + frame.cost

@@ -165,6 +165,8 @@ class _Thread:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held by the thread except while it sleeps, and by whoever touches a watch."""
+        self._adding = threading.Lock()
+        """Held by whoever adds a watch, until the thread runs. Never by what the end of a watch needs."""
         self._watches: set[Watch] = set()
         self._selector: selectors.BaseSelector | None = None
         self._waker: socket.socket | None = None
@@ -173,16 +175,35 @@ class _Thread:
 
     def add(self, watch: Watch) -> None:
         """Serve ``watch`` from now on."""
-        with self.lock:
-            if self._thread is None:
-                self._begin()
-            self._watches.add(watch)
-            assert self._selector is not None
-            for peer, sock in watch.sockets.items():
-                self._selector.register(sock, selectors.EVENT_READ, (watch, peer))
-            self._wake()
+        with self._adding:
+            with self.lock:
+                self._watches.add(watch)  # first: while there is one, nobody ends the thread
+                try:
+                    made = self._make() if self._thread is None else None
+                except OSError:  # no descriptors left: re-raised
+                    self._watches.discard(watch)
+                    raise
+                assert self._selector is not None
+                for peer, sock in watch.sockets.items():
+                    self._selector.register(sock, selectors.EVENT_READ, (watch, peer))
+                self._wake()
+            if made is None:
+                return
+            thread, ends = made
+            # Without the lock: a thread that starts may have to collect garbage first, and a driver among it takes the lock.
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no more threads: re-raised
+                with self.lock:
+                    self._watches.discard(watch)
+                    self._thread = None
+                    self._selector.close()
+                    for end in ends:
+                        end.close()
+                raise
 
-    def _begin(self) -> None:
+    def _make(self) -> tuple[threading.Thread, tuple[socket.socket, socket.socket]]:
+        """A thread, not started, and the ends of its waker."""
         selector, ends = selectors.DefaultSelector(), socket.socketpair()
         for end in ends:
             end.setblocking(False)
@@ -190,14 +211,8 @@ class _Thread:
         thread = threading.Thread(
             target=self._run, args=(selector, ends), name="asynccoll-pulse", daemon=True
         )
-        try:
-            thread.start()  # it waits for the lock
-        except RuntimeError:  # the system gives no more threads: re-raised
-            selector.close()
-            for end in ends:
-                end.close()
-            raise
         self._selector, self._waker, self._thread = selector, ends[0], thread
+        return thread, ends
 
     def remove(self, watch: Watch) -> None:
         """Serve ``watch`` no more and close its sockets. Without another one the thread has ended when this returns."""
@@ -264,7 +279,7 @@ class _Thread:
 
     def forget(self) -> None:
         """In a forked child: it has copies of the sockets, and no thread."""
-        self.lock = threading.RLock()
+        self.lock, self._adding = threading.RLock(), threading.Lock()
         for watch in self._watches:
             for sock in watch.sockets.values():
                 sock.close()

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
 from asynccoll.sync import SyncCommunicator
 from asynccoll.torch.profiles import profiled
 from asynccoll.torch.sparse import give, store_sum
+from asynccoll.torch.untraced import untraced
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["Collectives"]
@@ -42,6 +44,7 @@ class Plan:
         self.finish = finish
 
 
+@untraced
 class Collectives:
     """What `torch.distributed` and torch's own C++ call. Ranks and roots are the group's."""
 
@@ -379,12 +382,16 @@ def _together(plans: list[Plan], value: Tensors) -> Plan:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, without its history."""
+    """The tensor's memory, without its history, and as a storage of its own.
+
+    FSDP resizes the storage of its tensors, which torch forbids for good once their memory has been shown to numpy.
+    """
     if tensor.layout is not torch.strided:
         raise NotImplementedError(
             f"tensors of layout {tensor.layout} cannot be reduced: pass tensor.to_dense()"
         )
-    return tensor.detach()
+    shown: torch.Tensor = from_dlpack(to_dlpack(tensor.detach()))
+    return shown
 
 
 def _moved(tensor: torch.Tensor) -> torch.Tensor:

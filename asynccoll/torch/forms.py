@@ -14,6 +14,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from asynccoll.torch.collectives import Collectives, Tensors
+from asynccoll.torch.untraced import untraced
 from asynccoll.torch.work import GroupWork
 
 __all__ = ["Forms"]
@@ -23,6 +24,7 @@ One: TypeAlias = torch.Tensor | Tensors
 Many: TypeAlias = Tensors | list[Tensors]
 
 
+@untraced
 class Forms(Collectives):
     """`Collectives` in all forms. ``opts`` are torch's options, or one of their values: a ``ReduceOp``, a root, a limit."""
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from asynccoll.sync import SyncCommunicator
 from asynccoll.torch.forms import Forms
+from asynccoll.torch.untraced import untraced
 from asynccoll.torch.work import Callbacks, GroupWork, Started
 
 __all__ = ["AsynccollGroup"]
@@ -19,6 +20,7 @@ NAME = "asynccoll"
 CPU = torch.device("cpu")
 
 
+@untraced
 class AsynccollGroup(Forms, dist.ProcessGroup):  # type: ignore[misc]  # torch has no types here
     """One process group of torch's. Its operations run in the thread of the mesh; its calls may come from any thread.
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from asynccoll.background import settle
 from asynccoll.errors import CollectiveError, CollectiveTimeout
+from asynccoll.torch.untraced import untraced
 
 __all__ = ["Callbacks", "GroupWork", "Started", "as_torch_error"]
 
@@ -49,6 +50,7 @@ class Started(NamedTuple):
     """Of a receive: holds the rank that sent the message, at the end."""
 
 
+@untraced
 class GroupWork(dist.Work):  # type: ignore[misc]  # torch has no types here
     """One call of a process group under way. `wait` raises what the operation raised; it may be called from any thread."""
 

@@ -300,3 +300,23 @@ async def test_leaving_by_the_cancel_of_a_task_tells_the_others(world):
         with pytest.raises(CommunicatorClosed) as closed:
             await comms[1].barrier()
         assert closed.value.origin == 0
+
+
+@pytest.mark.parametrize("size", [1, 20_000])
+async def test_a_message_that_came_before_its_group_was_made_is_received_after_the_sender_has_left(
+    world, size
+):
+    async with world(2) as comms:
+        group = comms[0].new_group([0, 1])
+        await group.send(
+            np.arange(size, dtype=np.uint8), 1
+        )  # small enough to be complete when it has been copied
+        await comms[0].close()
+        with pytest.raises(CommunicatorClosed):
+            await comms[1].recv(0)
+        await settle()
+        group = comms[1].new_group([0, 1])
+        value = await group.recv(0)
+        assert (value == np.arange(size, dtype=np.uint8)).all()
+        with pytest.raises(CommunicatorClosed):
+            await group.recv(0)

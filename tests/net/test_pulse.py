@@ -247,6 +247,40 @@ class TestThread:
         third.end()
         third.end()
 
+    def test_a_watch_may_end_in_the_thread_that_is_starting(self, watched, monkeypatch):
+        # A mesh that is garbage is collected in whichever thread allocates, and one that starts does.
+        forgotten, _, _ = watched()
+        other = threading.Thread(target=forgotten.end)
+        begin = threading.Thread.start
+
+        def start(thread):
+            if thread.name == "asynccoll-pulse":
+                begin(other)
+                other.join(DEADLINE)
+                assert not other.is_alive()
+            begin(thread)
+
+        forgotten.end()  # its thread has ended: the next watch starts one, and a driver ends its watch twice
+        monkeypatch.setattr(threading.Thread, "start", start)
+        watch, _, far = watched()
+        assert received(far[1])[:1] == b"."
+        watch.end()
+        assert not pulse_threads()
+
+    def test_without_a_thread_there_is_no_watch(self, watched, monkeypatch):
+        def start(thread):
+            raise RuntimeError("can't start new thread")
+
+        near, far = pair()
+        with monkeypatch.context() as patched, near, far:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="thread"):
+                Watch({1: near}, LONG, print, print)
+        watch, _, far = watched()
+        assert received(far[1])[:1] == b"."
+        watch.end()
+        assert not pulse_threads()
+
     def test_it_goes_on_while_the_main_thread_computes(self, watched):
         _, said, far = watched(timeout=0.3)
         other, told, _ = watched(timeout=0.3)
