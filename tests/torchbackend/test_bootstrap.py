@@ -8,12 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import forking
 import torch
 
 import asynccoll
 import asynccoll.torch
 from asynccoll.testing import local_world
+
+from . import forking
 
 pytestmark = pytest.mark.torch
 
