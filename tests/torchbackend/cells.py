@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tests.torchbackend import everything
 from tests.torchbackend.suite import SCENARIOS, Scenario, World, bits, one_line, plain, refusals
 
-GRACE = 4.0
+GRACE = 2.5
 """Seconds for the others, once a rank has failed."""
 FORMING = 60.0
 """Seconds in which a process must be there."""
