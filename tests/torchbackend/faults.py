@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tests.torchbackend.suite import raised, scenario
 from tests.torchbackend.training import batch, layers
 
-SHORT = 3.0
+SHORT = 2.0
 """Seconds that a collective may take here."""
 
 

@@ -71,7 +71,7 @@ class Scenario(NamedTuple):
     """After which it hangs."""
     slow: bool
     fresh: bool
-    """Processes that have run it are not used again: it breaks them on some backend."""
+    """Processes that have run it on gloo are not used again: it breaks them there."""
     known: str
     """Why asynccoll cannot do it, where gloo can."""
     tolerance: float

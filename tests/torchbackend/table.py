@@ -1,6 +1,8 @@
 """Prints the table of docs/torch.md from what `scenarios --json` wrote: `python -m tests.torchbackend.table FILE ...`."""
 
 import json
+import re
+import signal
 import sys
 from pathlib import Path
 
@@ -52,9 +54,16 @@ def shown(cell: dict | None, notes: dict[str, int]) -> str:
         return "-"
     if not cell["note"]:
         return cell["state"]
-    note = cell["note"].replace("|", "/").partition(": ")
-    text = note[2] if note[0].startswith("rank ") and note[2] else cell["note"]
-    text = text.partition(". ")[0][:140]
+    text = re.sub(r"^ranks? \S+( \d+\]?)*: ", "", cell["note"].replace("|", "/"))
+    ended = re.match(r"rank \d+ ended with -(\d+)", text)
+    if ended:
+        text = f"a process ended by {signal.Signals(int(ended[1])).name}"
+    if cell["state"] == "hang":
+        text = "in " + " < ".join(re.findall(r" in (\w+)", text))
+    if "nothing was raised" in text:
+        text = "no error, on at least one rank"  # what it returned differs from run to run
+    # Without sentences of advice, paths and addresses, which differ from run to run too.
+    text = re.split(r"\. |, keys: | \[/| Search for", text)[0].strip(" :")[:140]
     return f"{cell['state']} ({notes.setdefault(text, len(notes) + 1)})"
 
 

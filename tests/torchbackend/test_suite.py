@@ -30,7 +30,7 @@ def answers(**values):
     [
         (torch.tensor([1.0, 2.0]), ""),
         (torch.tensor([1.0, 2.0 + 1e-6]), ""),
-        (torch.tensor([1.0, 2.001]), "x: off by 0.001"),
+        (torch.tensor([1.0, 2.5]), "x: off by 0.5"),
         (torch.tensor([1.0, float("nan")]), "x: off by nan"),
         (torch.tensor([1.0, 2.0], dtype=torch.float64), "x: float64[2] instead of float32[2]"),
         (torch.tensor([1.0]), "x: float32[1] instead of float32[2]"),
