@@ -58,7 +58,9 @@ class _Parcel:
 class BridgedWork(Work[T]):
     """A `Work` of the caller's loop, whose operation runs in the mesh's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: LoopThread, over: Callable[[object], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: LoopThread, over: Callable[[object], None]
+    ) -> None:
         super().__init__(loop=loop)
         self._thread = thread
         self._over = over
