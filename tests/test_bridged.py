@@ -359,11 +359,10 @@ class TestClose:
         assert thread.is_alive()  # a work under way is enough
         kept.cancel()
         del kept
-        for _ in range(100 * LIMIT):
-            gc.collect()
-            thread.join(0.01)
-            if not thread.is_alive():
-                break
+        async with asyncio.timeout(LIMIT):
+            while thread.is_alive():
+                gc.collect()
+                await asyncio.sleep(0)
         assert threading.enumerate() == before
 
     async def test_many_at_once_are_one(self):
