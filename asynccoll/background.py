@@ -101,6 +101,21 @@ class LoopThread:
         """Call ``callback`` once the loop has stopped."""
         self._at_stop.append(callback)
 
+    def forsake(self) -> None:
+        """Stop without waiting, from any thread, in the middle of anything: for finalizers. The thread lets go of its own links."""
+        if self.alive and not self._leaving:
+            self._leaving = True
+            self._at_end.append(self._let_go)
+            hand_over(self.loop, lambda: self.loop.create_task(self._leave()))
+
+    def _let_go(self) -> None:
+        """The loop has stopped for good: free what it held. Once."""
+        _threads.discard(self)
+        if not self.loop.is_closed():
+            for callback in self._at_stop:
+                callback()
+            self.loop.close()
+
     def soon(self, function: Callable[[], object]) -> None:
         """Call ``function`` in the loop's thread, in the order of these calls."""
         self.loop.call_soon_threadsafe(function)
@@ -187,12 +202,10 @@ def _stop(threads: list[LoopThread]) -> None:
     left = [thread for thread in own if not thread.loop.is_closed()]
     for thread in left:
         thread._stopping = True
-        thread.soon(thread.loop.stop)
+        hand_over(thread.loop, thread.loop.stop)
     for thread in left:
         thread._thread.join(timeout=_JOIN_SECONDS)
     for thread in left:
         _threads.discard(thread)
         if not thread._thread.is_alive():
-            for callback in thread._at_stop:
-                callback()
-            thread.loop.close()
+            thread._let_go()

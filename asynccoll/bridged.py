@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -57,11 +58,13 @@ class _Parcel:
 class BridgedWork(Work[T]):
     """A `Work` of the caller's loop, whose operation runs in the mesh's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: LoopThread, over: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, thread: LoopThread, over: Callable[[object], None]
+    ) -> None:
         super().__init__(loop=loop)
         self._thread = thread
         self._over = over
-        """Called in the mesh's thread, once, when the operation has ended."""
+        """Called with this work in the mesh's thread when the operation has ended. Keeps the communicator until then."""
         self._fate: dict[None, _Fate] = {}
         """Who sets the default first, the end of the operation in one thread or a cancel in the other, has decided. No lock: a
         cancel may come from a signal handler, in the middle of another."""
@@ -82,7 +85,7 @@ class BridgedWork(Work[T]):
         self._end(_Fate(op.error, op.result))
 
     def _end(self, fate: _Fate) -> None:
-        self._over()
+        self._over(self)
         if self._fate.setdefault(None, fate) is fate:
             # Not from here: the driver still refers to the operation, and so to the caller's memory.
             self._thread.loop.call_soon(hand_over, self.get_loop(), _Parcel(self))
@@ -123,15 +126,19 @@ class BridgedWork(Work[T]):
         op, self._op = self._op, None
         if op is not None:
             self._pump.cancel(op)
-            self._over()
+            self._over(self)
 
 
 class _Gate:
-    """What all communicators of one mesh share: calls pass one after the other, and none once the mesh begins to close."""
+    """What all communicators of one mesh share: calls pass one after the other, and none once the mesh begins to close.
+
+    Works under way keep it, through their communicators. When the last of these is gone, nobody can close the mesh any more.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Not a plain one: a signal handler may make a call in the middle of a call."""
+        """Not a plain one: a signal handler may make a call in the middle of a call. The mesh's thread never takes it: that handler
+        may wait for that thread."""
         self.closed = False
 
 
@@ -180,8 +187,10 @@ class Bridged(Threaded):
         async def answer() -> T:
             return question()
 
+        if self._thread.inside():
+            return question()
         with self._gate.lock:
-            asked = None if self._thread.inside() or self._over_for_good else self._thread.run(answer())
+            asked = None if self._over_for_good else self._thread.run(answer())
         return question() if asked is None else result_of(asked)
 
     @property
@@ -198,7 +207,7 @@ class Bridged(Threaded):
         work: BridgedWork[Any] = BridgedWork(loop, self._thread, self._one_over)
         with self._gate.lock:
             self._passable()  # the value was pickled meanwhile, which may run any code
-            self._under_way += 1
+            self._under_way.add(work)
             self._thread.soon(lambda: work.begin(lambda: self._begin(work, prepared)))
         return work
 
@@ -207,9 +216,8 @@ class Bridged(Threaded):
             self._open()
         super()._begin(work, op)
 
-    def _one_over(self) -> None:
-        with self._gate.lock:
-            self._under_way -= 1
+    def _one_over(self, work: object) -> None:
+        self._under_way.discard(work)
 
     def _passable(self) -> None:
         """Raise if nothing may be handed over to the mesh's thread any more. With the gate's lock."""
@@ -263,7 +271,7 @@ class Bridged(Threaded):
 
     def _usable(self) -> None:
         Communicator._usable(self)
-        if self._under_way >= MAX_PENDING:
+        if len(self._under_way) >= MAX_PENDING:
             raise RuntimeError(
                 f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; await some first"
             )
@@ -290,9 +298,10 @@ class Bridged(Threaded):
             raise RuntimeError(
                 f"close() of communicator {self._name!r} came from its own thread, which it would end; do it after the operation"
             )
-        for callback in self._on_close:  # here, and not in the mesh's thread
+        with self._gate.lock:  # once each, though several loops may close
+            callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:  # here, and not in the mesh's thread
             callback()
-        self._on_close.clear()
         with self._gate.lock:
             if self._over_for_good or (self._comm and self.closed):
                 return  # the mesh's thread is ended even where the mesh has closed by itself
@@ -318,7 +327,9 @@ async def bridged(opener: Callable[[], Awaitable[Communicator]]) -> Bridged:
         return communicator
 
     try:
-        return Bridged(await thread.awaited(opened), thread)
+        made = Bridged(await thread.awaited(opened), thread)
+        weakref.finalize(made._gate, thread.forsake).atexit = False
+        return made
     except BaseException:  # re-raised
         await thread.stopped()
         raise

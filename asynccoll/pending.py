@@ -30,7 +30,7 @@ class Pending(concurrent.futures.Future[T]):
         self._thread = thread
         self._work: Work[T] | None = None
         """The operation, once it has been started in the loop's thread."""
-        self._marking = threading.Lock()
+        self._marking = threading.RLock()  # a signal handler may cancel in the middle of a cancel
 
     def result(self, timeout: float | None = None) -> T:
         """The result, or what the operation raised. Waits ``timeout`` seconds (None: without an end), then raises TimeoutError.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,26 +23,21 @@ class Threaded(Communicator):
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
         self.__dict__.update(communicator.__dict__)
         self._thread = thread
-        self._under_way = 0
-        """Calls whose end nobody has seen yet; the engine counts only those that the loop's thread has started."""
-        self._counting = threading.Lock()
+        self._under_way: set[object] = set()
+        """Calls whose end nobody has seen yet; the engine counts only those that the loop's thread has started. No lock: it is
+        changed from both threads, and a signal handler may end a call in the middle of another."""
 
     def _call(self, *call: Any) -> Any:
         self._usable()
         prepared = self._prepared(*call)
         pending: Pending[Any] = Pending(self._thread)
-        with self._counting:
-            self._under_way += 1
-        pending.add_done_callback(self._one_less)
+        self._under_way.add(pending)
+        pending.add_done_callback(self._under_way.discard)
         self._thread.soon(lambda: pending.begin(lambda: self._start(prepared)))
         return pending
 
     def _stream(self, start: Callable[[Parts], Any]) -> Any:
         return SyncStream(start, self._thread)
-
-    def _one_less(self, _: object) -> None:
-        with self._counting:
-            self._under_way -= 1
 
     def _sub(self, comm: int, name: str, lineage: Lineage | None = None) -> Self:
         return type(self)(Communicator(self._pump, name, self._options, comm, lineage), self._thread)
@@ -61,7 +55,7 @@ class Threaded(Communicator):
             raise NotInitialized(
                 f"communicator {self._name!r} is closed; open a new one with asynccoll.sync.init()"
             )
-        if self._under_way >= MAX_PENDING or self._group.crowded:
+        if len(self._under_way) >= MAX_PENDING or self._group.crowded:
             raise RuntimeError(
                 f"{MAX_PENDING} operations of communicator {self._name!r} are under way, which is the most; wait for some first"
             )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -233,7 +234,17 @@ class TestCancel:
             assert inner == [True]
             assert work.cancelled()
             assert comms[0].stats()["pending"] == 0
-            assert comms[0]._under_way == 0
+            assert not comms[0]._under_way
+
+    async def test_from_a_signal_handler_in_the_middle_of_a_call_waits_for_nothing(self):
+        async with pair() as comms:
+            work = comms[0].barrier()
+            with comms[0]._gate.lock:  # where such a handler finds a call
+                assert work.cancel()
+                assert not comms[0]._under_way  # the mesh's thread has come through
+                assert comms[0].pending() == []
+            with pytest.raises(CollectiveCancelled):
+                await comms[1].barrier()
 
     async def test_one_of_shrink_goes_through(self):
         async with pair() as comms:
@@ -322,6 +333,37 @@ class TestClose:
         go_on.set()
         await closing
         assert await work == 5
+
+    async def test_of_two_loops_at_once_tells_it_once(self):
+        comm = await alone()
+        told = []
+
+        def closing():
+            told.append(1)
+            elsewhere(comm.close).join(LIMIT)  # another loop comes in the middle
+
+        comm.on_close(closing)
+        await comm.close()
+        assert told == [1]
+
+    async def test_what_nobody_holds_any_more_ends_with_its_operations(self):
+        before = threading.enumerate()
+        comm = await alone()
+        group, kept = comm.new_group([0]), comm.recv()
+        (thread,) = set(mesh_threads()) - set(before)
+        del comm
+        gc.collect()
+        assert await group.allreduce(3) == 3
+        del group
+        gc.collect()
+        assert thread.is_alive()  # a work under way is enough
+        kept.cancel()
+        del kept
+        async with asyncio.timeout(LIMIT):
+            while thread.is_alive():
+                gc.collect()
+                await asyncio.sleep(0)
+        assert threading.enumerate() == before
 
     async def test_many_at_once_are_one(self):
         before = threading.enumerate()

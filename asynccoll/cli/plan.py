@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -48,7 +49,10 @@ class _Found(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Draw the plan that ``argv`` describes; return the exit code. 2: a mistake. 141: the reader of the output went away."""
+    """Draw the plan that ``argv`` describes; return the exit code.
+
+    2: a mistake, or a file that cannot be read or written. 130: Ctrl-C. 141: the reader of the output went away.
+    """
     parser = _parser()
     try:
         options = parser.parse_args(list(argv))
@@ -61,11 +65,13 @@ def main(argv: Sequence[str]) -> int:
             _write(options.svg, _picture(found))
         if options.json_out is not None and options.json_out != "-":
             _write(options.json_out, _document(found))
+        return _print(text)
     except (ValueError, TypeError) as mistake:
         return _refuse(str(mistake))
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}")
-    return _print(text)
+    except KeyboardInterrupt:  # as a shell reports Ctrl-C
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,6 +173,8 @@ def _roles(text: str) -> dict[str, int]:
 
 def _file(name: str) -> bytes:
     if name == "-":
+        if sys.stdin is None:
+            raise _closed("standard input")
         return sys.stdin.buffer.read()
     with open(name, "rb") as file:
         return file.read()
@@ -174,7 +182,7 @@ def _file(name: str) -> bytes:
 
 def _plan_of(text: bytes, name: str) -> tuple[RankPlan | None, Topology | None]:
     """What `RankPlan.to_json` or ``--json-out`` wrote."""
-    if f'"{_FORM}"'.encode() not in text[:200]:
+    if not _has_all(text):
         return _named(name, RankPlan.from_json, text), None
     fields = _named(name, lambda data: documents.load(data, _FORM, ("plan", "topology", "ring")), text)
     plan, topology = (
@@ -184,6 +192,15 @@ def _plan_of(text: bytes, name: str) -> tuple[RankPlan | None, Topology | None]:
         None if plan is None else _named(name, RankPlan.from_json, plan),
         None if topology is None else _named(name, Topology.from_json, topology),
     )
+
+
+def _has_all(text: bytes) -> bool:
+    """Whether it is what ``--json-out`` wrote, wherever in it that stands; what is garbled is not."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("format") == _FORM
 
 
 def _named(name: str, read: Callable[[str | bytes], _T], text: str | bytes) -> _T:
@@ -197,7 +214,8 @@ def _text(found: _Found, options: argparse.Namespace) -> str:
     if options.json_out == "-":
         return _document(found)
     width = max(20, shutil.get_terminal_size().columns)
-    bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    bold = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     parts = []
     if found.plan is not None:
         parts += [drawing.table(found.plan, width, bold=bold), drawing.groups(found.plan, width, bold=bold)]
@@ -240,23 +258,35 @@ def _document(found: _Found) -> str:
 
 
 def _write(name: str, text: str) -> None:
-    with open(name, "w", encoding="utf-8") as file:
-        file.write(text)
+    try:
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from None  # a full disk says no name
+
+
+def _closed(name: str) -> OSError:
+    return OSError(errno.EBADF, "is closed", name)
 
 
 def _refuse(why: str) -> int:
-    print(f"asynccoll plan: {' '.join(why.split())}", file=sys.stderr)
+    if sys.stderr is not None:  # else `print` would write to standard output
+        print(f"asynccoll plan: {' '.join(why.split())}", file=sys.stderr)
     return 2
 
 
 def _print(text: str) -> int:
+    if sys.stdout is None:
+        raise _closed("standard output")
     encoding = sys.stdout.encoding or "utf-8"
     try:
         # A name that the terminal cannot write is shown escaped.
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever reads went away (`... | head`): the interpreter must not try once more at its end.
+    except OSError as error:
+        # The interpreter must not try once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):  # whoever reads went away: `... | head`
+            return 141
+        raise OSError(error.errno, error.strerror, "standard output") from None
     return 0

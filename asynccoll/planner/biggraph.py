@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from asynccoll.planner.ranks import MOST_RANKS, RankPlan
+from asynccoll.planner.ranks import MOST_RANKS, RankPlan, check_members
 
 __all__ = ["ProcessRanks"]
 
@@ -129,7 +129,7 @@ class ProcessRanks(_Blocks):
         metadata and the others for data.
 
         Raises:
-            ValueError: a number of groups is not an integer, or below 1.
+            ValueError: a number of groups is not an integer, or below 1, or the groups are too large together.
         """
         _check("num_groups_for_partition_server", num_groups_for_partition_server, 1, "use 1 or more")
         _check(
@@ -142,6 +142,7 @@ class ProcessRanks(_Blocks):
         if self.num_partition_servers > self.num_machines:
             number = self.num_partition_servers * (num_groups_per_sharded_partition_server + 1)
         both = self.trainers + self.partition_servers
+        check_members((self.num_machines, len(both) * number))
         return [list(self.trainers), *(list(both) for _ in range(number))]
 
     def process_name(self, rank: int) -> str:

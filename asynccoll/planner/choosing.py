@@ -19,7 +19,7 @@ from typing import Final
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send, Step
-from asynccoll.planner.topology import Link, Topology
+from asynccoll.planner.topology import Link, Topology, checked_bytes
 
 __all__ = ["choose", "estimate"]
 
@@ -59,10 +59,11 @@ def choose(collective: str, nbytes: int, topology: Topology) -> str:
         nbytes: bytes of the array; for allgather those of the largest block. 0 counts as 1.
 
     Raises:
-        ValueError: the collective has no choice, or ``nbytes`` is negative.
+        ValueError: the collective has no choice, or ``nbytes`` is negative or above 2^80.
+        TypeError: ``nbytes`` is not an integer.
     """
     known = _names(collective)
-    _check(nbytes)
+    nbytes = checked_bytes(nbytes)
     best, found = math.inf, ""
     for name in sorted(known, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)):
         seconds = _seconds(collective, name, max(1, nbytes), topology, best)
@@ -83,14 +84,15 @@ def estimate(collective: str, algorithm: str, nbytes: int, topology: Topology) -
         algorithm: one that ``collective`` has.
 
     Raises:
-        ValueError: the collective has no such algorithm, or ``nbytes`` is negative.
+        ValueError: the collective has no such algorithm, or ``nbytes`` is negative or above 2^80.
+        TypeError: ``nbytes`` is not an integer.
     """
     known = _names(collective)
     if algorithm not in known:
         raise ValueError(
             f"algorithm {algorithm!r} does not exist for {collective}; there is: {', '.join(known)}"
         )
-    _check(nbytes)
+    nbytes = checked_bytes(nbytes)
     return _seconds(collective, algorithm, nbytes, topology, math.inf)
 
 
@@ -102,11 +104,6 @@ def _names(collective: str) -> tuple[str, ...]:
             f"{collective!r} is no collective with a choice of algorithms; there is: {', '.join(verbs)}"
         )
     return found
-
-
-def _check(nbytes: int) -> None:
-    if nbytes < 0:
-        raise ValueError(f"nbytes is {nbytes}; it must be 0 or more")
 
 
 def _seconds(collective: str, algorithm: str, nbytes: int, topology: Topology, limit: float) -> float:

@@ -53,7 +53,8 @@ def _encode(key: Any, depth: int) -> bytes:
         return _framed(b"b", key)
     if isinstance(key, tuple):
         if depth >= _DEEPEST:
-            raise ValueError(f"a key with more than {_DEEPEST} tuples in one another: {str(key)[:40]}...")
+            # The key is not shown: Python may be unable to write it.
+            raise ValueError(f"a key has more than {_DEEPEST} tuples in one another; use a flat one")
         items = [_encode(item, depth + 1) for item in key]
         return b"t%d:" % len(items) + b"".join(items)
     # bool is an int to Python; as a key it is a mistake more often than meant.

@@ -10,10 +10,13 @@ from typing import Any, Final, final
 from asynccoll.planner import documents
 from asynccoll.planner.placing import Key, holder
 
-__all__ = ["MOST_RANKS", "RankPlan"]
+__all__ = ["MOST_MEMBERS", "MOST_RANKS", "RankPlan", "check_members"]
 
 MOST_RANKS: Final = 1 << 20
 """Ranks that a plan can have: more are a garbled number, not a cluster."""
+
+MOST_MEMBERS: Final = 1 << 24
+"""Members that the groups of a plan can have together: some hundred MB."""
 
 _FORM: Final = "asynccoll.RankPlan"
 
@@ -64,6 +67,7 @@ class RankPlan:
             raise ValueError(f"the roles have {self.world_size} ranks together; use 1 to {MOST_RANKS}")
         seen = set()
         groups = []
+        total = 0
         for name, members in self.named_groups:
             _check_name("group", name, seen)
             ranks = tuple(self._rank(rank, f"group {name!r} holds") for rank in members)
@@ -72,6 +76,8 @@ class RankPlan:
             if len(set(ranks)) < len(ranks):
                 raise ValueError(f"group {name!r} names a rank twice: {ranks}")
             groups.append((name, ranks))
+            total += len(ranks)
+            check_members([total])
         put(self, "named_groups", tuple(groups))
         if self.machines is not None:
             put(self, "machines", self._numbered(self.machines))
@@ -103,6 +109,8 @@ class RankPlan:
         bare = cls(tuple(roles.items()))
         if groups is None:
             named = tuple((role, bare.ranks(role)) for role, count in bare.counts if count)
+        elif not isinstance(groups, Mapping):
+            raise TypeError(f'groups is {groups!r}; write {{"everyone": ["trainer", 4]}}')
         else:
             named = tuple((name, bare._members(name, members)) for name, members in groups.items())
         if machines is not None and (not isinstance(machines, Sequence) or isinstance(machines, str | bytes)):
@@ -118,11 +126,14 @@ class RankPlan:
             members: ranks and roles (all their ranks), in the rank order of the group.
 
         Raises:
-            ValueError: the name is taken, a member does not exist or is there twice, or ``repeat`` is below 1.
+            ValueError: the name is taken, a member does not exist or is there twice, ``repeat`` is below 1, or the groups are too
+                large together.
         """
         if _integer(repeat, "repeat is") < 1:
             raise ValueError(f"repeat={repeat}: a group is there once or more")
+        _check_name("group", name, set())  # before a number makes a str of whatever it is
         ranks = self._members(name, members)
+        check_members([max(1, len(ranks)) * repeat])
         names = [name] if repeat == 1 else [f"{name}.{index}" for index in range(repeat)]
         more = tuple((each, ranks) for each in names)
         return RankPlan(self.counts, self.named_groups + more, self.machines)
@@ -295,6 +306,14 @@ class RankPlan:
             else:
                 found.append(_integer(member, f"group {name!r} holds"))
         return tuple(found)
+
+
+def check_members(sizes: Iterable[int]) -> None:
+    """ValueError if groups of these sizes are more than a plan can have: before they are made, and fill the memory."""
+    if sum(sizes) > MOST_MEMBERS:
+        raise ValueError(
+            f"the groups have more than {MOST_MEMBERS} members together; make fewer groups, or smaller ones"
+        )
 
 
 def _check_name(kind: str, name: object, seen: set[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final, NamedTuple, TypeAlias
 
-from asynccoll.planner.topology import Topology
+from asynccoll.planner.topology import Topology, checked_bytes
 
 __all__ = ["EXACT", "SEGMENT", "RingCost", "ring_cost", "ring_order"]
 
@@ -47,13 +47,14 @@ def ring_cost(topology: Topology, order: Sequence[int], nbytes: int = SEGMENT) -
     A ring of one rank costs nothing. Where nothing was measured, links cost what `Topology.link` assumes.
 
     Raises:
-        ValueError: ``order`` is not a permutation of the topology's ranks, or ``nbytes`` is negative.
+        ValueError: ``order`` is not a permutation of the topology's ranks, or ``nbytes`` is negative or above 2^80.
+        TypeError: ``nbytes`` is not an integer.
     """
     if sorted(order) != list(topology.ranks):
         raise ValueError(
             f"order is {list(order)[:16]}; name each rank from 0 to {topology.world_size - 1} once"
         )
-    _check(nbytes)
+    nbytes = checked_bytes(nbytes)
     edges = [_cost(topology, a, b, nbytes) for a, b in _around(order)] or [0]
     return RingCost(max(edges) / _SECOND, sum(edges) / _SECOND)
 
@@ -71,9 +72,10 @@ def ring_order(topology: Topology, nbytes: int = SEGMENT) -> tuple[int, ...]:
     `Communicator.split` makes a group of that order: ``await comm.split(0, order=ring.index(comm.rank))``.
 
     Raises:
-        ValueError: ``nbytes`` is negative.
+        ValueError: ``nbytes`` is negative or above 2^80.
+        TypeError: ``nbytes`` is not an integer.
     """
-    _check(nbytes)
+    nbytes = checked_bytes(nbytes)
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(topology.hosts):
         hosts.setdefault(host, []).append(rank)
@@ -90,11 +92,6 @@ def ring_order(topology: Topology, nbytes: int = SEGMENT) -> tuple[int, ...]:
     if size <= EXACT:
         return _best(costs, weights)
     return _good(costs, weights, [topology.ranks, by_host])
-
-
-def _check(nbytes: int) -> None:
-    if nbytes < 0:
-        raise ValueError(f"nbytes is {nbytes}; a segment has 0 bytes or more")
 
 
 def _cost(topology: Topology, source: int, target: int, nbytes: int) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from asynccoll.planner import documents
 
-__all__ = ["LOCAL", "REMOTE", "Link", "Matrix", "Topology"]
+__all__ = ["LOCAL", "MOST_BYTES", "REMOTE", "Link", "Matrix", "Topology", "checked_bytes"]
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 """W rows of W numbers: ``[a][b]`` is about what rank a sends to rank b. The diagonal is 0.0 and means nothing."""
@@ -18,6 +20,26 @@ _FORM: Final = "asynccoll.Topology"
 _LATENCIES: Final = (0.0, 1e6)
 _BANDWIDTHS: Final = (1.0, 1e18)
 """What can be a measurement. Beyond it sums of times would no longer be numbers."""
+
+MOST_BYTES: Final = 1 << 80
+"""Bytes that a message can have. Beyond it times would no longer be numbers."""
+
+
+def checked_bytes(nbytes: object) -> int:
+    """``nbytes`` as an int. TypeError where it is not an integer, ValueError where it is below 0 or above `MOST_BYTES`."""
+    try:
+        if isinstance(nbytes, bool):
+            raise TypeError
+        number = operator.index(nbytes)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"nbytes is {nbytes!r}, which is not an integer; give a number of bytes") from None
+    if number < 0:
+        raise ValueError(
+            f"nbytes is {nbytes if number > -MOST_BYTES else 'far below 0'}; it must be 0 or more"
+        )
+    if number > MOST_BYTES:
+        raise ValueError(f"nbytes is an integer of {number.bit_length()} bits; it must be at most 2^80")
+    return number
 
 
 class Link(NamedTuple):
@@ -139,7 +161,7 @@ class Topology:
             ValueError: ``order`` is empty, names a rank twice or one that does not exist.
         """
         if (
-            not order
+            len(order) == 0
             or len(set(order)) < len(order)
             or not all(0 <= rank < self.world_size for rank in order)
         ):
@@ -196,7 +218,7 @@ def _matrix(name: str, rows: Any, size: int, bounds: tuple[float, float]) -> Mat
             if a == b:
                 numbers.append(0.0)
                 continue
-            if value is None or isinstance(value, str | bytes | bool):
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name}[{a}][{b}] is {value!r}, which is not a number")
             try:
                 number = float(value)

@@ -262,3 +262,57 @@ def test_it_needs_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert not {"torch", "rich", "multiprocessing"} & set(done.stdout.split())
+
+
+def test_what_json_out_wrote_is_known_by_its_format_alone(capsys, tmp_path):
+    whole = json.loads(plan(capsys, "--biggraph", "2", "3", "--json-out", "-"))
+    drawn = plan(capsys, "--biggraph", "2", "3")
+    turned = json.dumps(dict(reversed(whole.items())))
+    for text in (turned.encode(), turned.encode("utf-16"), turned.encode("utf-8-sig")):
+        (tmp_path / "plan.json").write_bytes(text)
+        assert plan(capsys, "--json", str(tmp_path / "plan.json")) == drawn
+    roles = RankPlan.from_roles({"asynccoll.plan": 2})
+    (tmp_path / "plan.json").write_text(roles.to_json())
+    assert "asynccoll.plan" in plan(capsys, "--json", str(tmp_path / "plan.json"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full")
+@pytest.mark.parametrize("option", ["--svg", "--json-out"])
+def test_a_full_disk_is_said_with_the_name_of_the_file(capsys, option):
+    assert refused(capsys, *ROLES, option, "/dev/full").startswith("asynccoll plan: /dev/full: No space left")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell")
+@pytest.mark.parametrize(
+    ("argv", "to", "said"),
+    [
+        ("--roles a=2", ">&-", "standard output: is closed"),
+        ("--roles a=2 --json-out -", ">&-", "standard output: is closed"),
+        ("--json -", "<&-", "standard input: is closed"),
+        ("--roles a=x", "2>&-", ""),
+        pytest.param(
+            "--roles a=2",
+            ">/dev/full",
+            "standard output: No space left on device",
+            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full"),
+        ),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_is_no_traceback(argv, to, said):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m asynccoll plan {argv} {to}', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (f"asynccoll plan: {said}\n" if said else "")
+
+
+def test_ctrl_c_is_an_exit_code(capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asynccoll.cli.plan.ring_order", interrupted)
+    assert main(["plan", "--topology", LINKS]) == 130
+    assert capsys.readouterr() == ("", "")

@@ -2,12 +2,13 @@
 
 import inspect
 
+import numpy
 import pytest
 
 from asynccoll.algorithms import registry
 from asynccoll.engine import outbox
 from asynccoll.engine.programs import reductions
-from asynccoll.planner import Topology, choose, choosing, estimate
+from asynccoll.planner import Topology, choose, choosing, estimate, ring_cost, ring_order
 from asynccoll.planner.choosing import COMBINED, MESSAGE
 from asynccoll.planner.topology import REMOTE
 
@@ -174,3 +175,37 @@ def test_what_has_no_choice_is_refused_with_what_has():
 
 def test_the_docstring_says_what_it_is_not():
     assert "not: a measurement" in " ".join(inspect.getdoc(choose).split())
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "error"),
+    [
+        (-1, ValueError),
+        pytest.param(-(10**5000), ValueError, id="far below 0"),
+        (1 + (1 << 80), ValueError),
+        pytest.param(10**5000, ValueError, id="far above"),
+        (1.5, TypeError),
+        (float("nan"), TypeError),
+        (float("inf"), TypeError),
+        (True, TypeError),
+        ("5", TypeError),
+        (None, TypeError),
+    ],
+)
+def test_what_is_no_number_of_bytes_is_refused_before_it_becomes_a_time(nbytes, error):
+    for ask in (
+        lambda: choose("allreduce", nbytes, PAIR),
+        lambda: estimate("allgather", "ring", nbytes, PAIR),
+        lambda: ring_order(PAIR, nbytes),
+        lambda: ring_cost(PAIR, (0, 1), nbytes),
+    ):
+        with pytest.raises(error, match="nbytes is"):
+            ask()
+
+
+def test_any_number_of_bytes_up_to_the_most_has_a_time():
+    slowest = world(5, latency=1e6, bandwidth=1.0)
+    for verb in VERBS:
+        assert choose(verb, 1 << 80, slowest) in registry.names(verb)
+    assert ring_cost(slowest, range(5), 1 << 80).slowest > 1 << 79
+    assert estimate("allreduce", "ring", numpy.int64(7), PAIR) == estimate("allreduce", "ring", 7, PAIR)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynccoll.planner import RankPlan
+from asynccoll.planner import ProcessRanks, RankPlan
 
 ROLES = {"trainer": 4, "parameter_server": 4, "lock_server": 1}
 PLAN = RankPlan.from_roles(ROLES)
@@ -235,3 +235,33 @@ def test_it_says_what_it_is_in_few_words():
     assert repr(RankPlan.from_roles(ROLES, machines=4)) == (
         "<RankPlan trainer=4 parameter_server=4 lock_server=1, 3 groups, 4 machines>"
     )
+
+
+@pytest.mark.parametrize("name", [5, None, "", "x ", "a\n"])
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_name_is_one_however_often_the_group_is_there(name, repeat):
+    with pytest.raises((TypeError, ValueError), match="the name of a group is"):
+        RankPlan.from_roles({"a": 2}).with_group(name, ["a"], repeat)
+
+
+@pytest.mark.parametrize("groups", [[], 5, "ab"])
+def test_groups_are_a_mapping(groups):
+    with pytest.raises(TypeError, match="groups is"):
+        RankPlan.from_roles({"a": 2}, groups=groups)
+
+
+def test_groups_that_would_fill_the_memory_are_refused_before_they_do():
+    plan = RankPlan.from_roles({"a": 2})
+    for make in (
+        lambda: plan.with_group("g", ["a"], repeat=10**12),
+        lambda: plan.with_group("g", [], repeat=10**12),
+        lambda: ProcessRanks.from_num_invocations(1, 200_000).groups(),
+        lambda: ProcessRanks.from_num_invocations(1, 200_000).plan(),
+    ):
+        with pytest.raises(ValueError, match="members together"):
+            make()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynccoll.planner.ranks.MOST_MEMBERS", 4)
+        plan.with_group("g", ["a"])
+        with pytest.raises(ValueError, match="members together"):
+            RankPlan(plan.counts, (("g", (0, 1)), ("h", (0, 1)), ("i", (0,))))

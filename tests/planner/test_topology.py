@@ -157,3 +157,20 @@ def test_garbled_json_is_refused_with_the_field(text, named):
 def test_it_says_what_it_is_in_few_words():
     assert repr(MEASURED) == "<Topology 3 ranks on 2 hosts, links measured>"
     assert repr(PLAIN) == "<Topology 3 ranks on 2 hosts, links assumed>"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1j, [1], np.complex128(1), np.ma.masked, np.bool_(True), b"1", object()],
+    ids=lambda value: type(value).__name__,
+)
+def test_only_real_numbers_are_measurements(value):
+    with pytest.raises(TypeError, match=r"latency\[0\]\[1\] is .*not a number"):
+        Topology.from_hosts(["a", "b"], latency=[[0, value], [1, 0]])
+
+
+def test_an_order_may_be_an_array():
+    topology = Topology.from_hosts(["a", "b", "c"])
+    assert topology.reordered(np.array([2, 0])).hosts == ("c", "a")
+    with pytest.raises(ValueError, match="order is"):
+        topology.reordered(np.array([], int))
