@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from asynccoll.errors import RendezvousError
 from asynccoll.net.accepting import listen
-from asynccoll.net.interfaces import interface_address
+from asynccoll.net.interfaces import address_towards, interface_address
 from asynccoll.net.launchers import TORCH, Placement
 from asynccoll.net.secret import SECRET_BYTES, names_a_host
 from asynccoll.net.sockets import format_address, reason, resolve
@@ -172,9 +172,7 @@ class _Asked:
             if self._placement.interface is not None:
                 address = interface_address(self._placement.interface, family)
             else:
-                with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                    probe.connect(store)  # sends nothing: asks the kernel for the way there
-                    address = (probe.getsockname()[0], 0)
+                address = (address_towards(family, store), 0)
                 if names_a_host(self._host) and address[0].startswith(("127.", "::1")):
                     # The store's host is this one, by a name that means loopback here alone (/etc/hosts).
                     address = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)

@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
-__all__ = ["interface_address"]
+__all__ = ["address_towards", "interface_address"]
 
 _SIOCGIFADDR = 0x8915
 """Linux, netdevice(7): the IPv4 address of the interface that the request names."""
@@ -23,6 +23,13 @@ _LINK_LOCAL = "20"
 """Scope of an address that means nothing on another host (IPV6_ADDR_LINKLOCAL in the kernel's include/net/ipv6.h)."""
 
 _UNKNOWN = "has an address that cannot be looked up on this platform: give the address itself"
+
+
+def address_towards(family: socket.AddressFamily, address: tuple[Any, ...]) -> str:
+    """This host's address on the way to ``address``, which may be its own. OSError if there is no way."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing: asks the kernel for the way
+        return str(probe.getsockname()[0])
 
 
 def interface_address(name: str, family: socket.AddressFamily) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -9,8 +10,9 @@ from typing import Any, Final
 
 from asynccoll import world
 from asynccoll.errors import RendezvousError, name_ranks
-from asynccoll.net.interfaces import interface_address
+from asynccoll.net.interfaces import address_towards, interface_address
 from asynccoll.net.launchers import Placement
+from asynccoll.net.secret import is_loopback, names_a_host
 from asynccoll.net.sockets import host_identity
 from asynccoll.sync import SyncCommunicator, open_with
 
@@ -42,11 +44,17 @@ def open_by_store(store: Any, rank: int, size: int, timeout: float | None) -> Sy
         return _open(Placement(rank, size, host, port, secret), timeout)
     host = _own_address(store, size)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listener:
+    where = "" if names_a_host(host) else host  # all addresses, where only the others know which is meant
+    with socket.create_server((where, 0), family=family, backlog=_BACKLOG) as listener:
         port = listener.getsockname()[1]
         secret = secrets.token_bytes(32)
         store.set(_ADDRESS, f"{secret.hex()} {port} {host}")
-        return _open(Placement(rank, size, host, port, secret, rendezvous_fd=listener.fileno()), timeout)
+        placed = Placement(rank, size, host, port, secret, rendezvous_fd=listener.fileno())
+        try:
+            return _open(placed, timeout)
+        finally:
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # a file store deletes nothing
+                store.delete_key(_ADDRESS)
 
 
 def _open(placement: Placement, timeout: float | None) -> SyncCommunicator:
@@ -83,12 +91,8 @@ def _own_address(store: Any, rank_count: int) -> str:
     while not hasattr(store, "host") and hasattr(store, "underlying_store"):
         store = store.underlying_store
     # A file or a hash store says nothing about hosts: then this host's own name has to do.
-    return _leading_to(getattr(store, "host", None) or socket.gethostname())
-
-
-def _leading_to(host: str) -> str:
-    """This host's address on the way to ``host``, which may be this host itself."""
-    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
+    name = getattr(store, "host", None) or socket.gethostname()
+    family, _, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+    own = address_towards(family, address)
+    # The store is on this host, by a name that means loopback here alone (/etc/hosts): the others know what it means.
+    return name if is_loopback(own) and names_a_host(name) else own
