@@ -330,6 +330,12 @@ class Mail:
                 if other.fits(op.mail):
                     self._match(group, box, op, op.mail, other)
                     return
+            error = self._engine.unfit(
+                group, op
+            )  # it may have been called when ranks had died, for this message alone
+            if error is not None:
+                self._engine.end(op, error)
+                return
             box.posted.insert(0, (op, op.mail))
 
     # -- ends ---------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import pytest
 from wires import KIB, Wires, data, frame, operation, recv, start_record
 
 from asynccoll.engine import wire
+from asynccoll.engine.losses import PATIENCE
 from asynccoll.engine.mail import Receive, Send
 from asynccoll.engine.programs.items import Item
-from asynccoll.errors import ProtocolError
+from asynccoll.errors import PeerLost, ProtocolError
 
 MANY = 4500
 """More small messages than there is credit for."""
@@ -52,6 +53,20 @@ class TestMessages:
         assert list(wires.broken[1]) == [0]
         assert not wires.engines[1].pending()
         assert {type(op.error).__name__ for op in ops} == {"PeerLost"}
+
+    def test_a_receive_that_loses_its_message_does_not_wait_for_the_dead(self):
+        """Called when one rank is dead, for a message of another that is here already, and of which no payload comes."""
+        wires = Wires(3, [0])
+        wires.lose(0, 1)
+        wires.tick(PATIENCE)
+        wires.feed(0, 2, wire.message_frame(0, wire.MESSAGES | 2 << 40, 0, b"", 100_000, b""))
+        wires.feed(0, 2, wire.goodbye_frame(0, {"cause": "closed", "next": {0: 0}}))
+        op = post(wires, 0, Receive(None, None, place, lambda *_: "never"))
+        assert op.error is None
+        wires.lose(0, 2, "left")
+        assert isinstance(op.error, PeerLost)
+        assert op.error.peers == {1}
+        assert not wires.engines[0].pending()
 
     def test_a_receive_is_not_granted_a_number(self):
         wires = Wires(2, [1])
