@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -175,6 +176,17 @@ class ServerProcess(SpawnProcess):
                 watched.append(self._reader)
             if self.sentinel in multiprocessing.connection.wait(watched, left):
                 self.join(_LAST_WORDS)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end of the process, ``timeout`` seconds at most, but so that Ctrl-C is heard.
+
+        In slices: a signal that comes just before a wait begins does not end it.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            super().join(max(0.0, min(LOOK, deadline - time.monotonic())))
+            if self.exitcode is not None or time.monotonic() >= deadline:
+                return
 
     def _listen(self) -> None:
         """Take what the child has said so far."""

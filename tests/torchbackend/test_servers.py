@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 import asynccoll
-from asynccoll.torch import ServerFailed, Startable, start_server
+from asynccoll.torch import ServerFailed, ServerProcess, Startable, start_server
 from asynccoll.torch.servers import _MAX_TEXT, _Reporter, _tag_logs
 
 pytestmark = pytest.mark.torch
@@ -292,3 +293,18 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_join_is_made_of_slices(monkeypatch):
+    """A signal that comes just before the wait begins is heard at the end of a slice, and not only when the process ends."""
+    waits = []
+    process = ServerProcess(target=print)
+    codes = iter([None, None, 0])
+    monkeypatch.setattr(SpawnProcess, "join", lambda self, timeout=None: waits.append(timeout))
+    monkeypatch.setattr(ServerProcess, "exitcode", property(lambda self: next(codes)))
+    process.join()
+    assert len(waits) == 3
+    assert max(waits) <= 1
+    codes = iter([None] * 10)
+    process.join(0)
+    assert waits[3:] == [0]
