@@ -330,9 +330,8 @@ class Mail:
                 if other.fits(op.mail):
                     self._match(group, box, op, op.mail, other)
                     return
-            error = self._engine.unfit(
-                group, op
-            )  # it may have been called when ranks had died, for this message alone
+            # It may have been called when ranks were dead already, for this message alone.
+            error = self._engine.unfit(group, op)
             if error is not None:
                 self._engine.end(op, error)
                 return
