@@ -283,7 +283,8 @@ async def connect_at(
             place,
             load_secret(place.secret, place.host, insecure),
             timeout=limit,
-            init_timeout=max(0.05, forming - (loop.time() - started)),
+            # What the search for rank 0 has taken is gone.
+            init_timeout=forming if place is placement else max(0.05, forming - (loop.time() - started)),
             liveness_timeout=liveness,
             algorithm=algorithm,
             safe=safe,

@@ -158,14 +158,14 @@ def test_blocking_local_workers(kernel):
 class TestInterrupt:
     def test_of_a_blocked_verb_is_a_keyboard_interrupt_and_the_next_works(self, kernel):
         kernel.value("ac.init()")
-        ended = kernel.run("tell_when_blocked('result', 'wait')\nac.recv()", interrupt_at="blocked")
+        ended = kernel.run("tell_when_blocked('settle', 'wait')\nac.recv()", interrupt_at="blocked")
         assert ended.error == ("KeyboardInterrupt", "")
         assert kernel.value("ac.allreduce(2)") == "2"
         kernel.value("ac.shutdown()")
 
     def test_of_blocking_workers_keeps_them(self, kernel):
         kernel.value("workers = ac.local(2)\nimport os, time\npids = workers.run(os.getpid)")
-        code = "tell_when_blocked('result', 'wait')\nworkers.run(lambda: time.sleep(1000))"
+        code = "tell_when_blocked('settle', 'wait')\nworkers.run(lambda: time.sleep(1000))"
         assert kernel.run(code, interrupt_at="blocked").error == ("KeyboardInterrupt", "")
         assert kernel.value("workers.run(os.getpid) == pids, workers.run(lambda: ac.allreduce(1))") == (
             "(True, [2, 2])"
