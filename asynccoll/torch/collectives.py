@@ -138,6 +138,11 @@ class Collectives:
     def _scattering(self, output: torch.Tensor, rows: torch.Tensor, opts: Any) -> Plan:
         """Reduce ``rows``, one for each rank."""
         own, finish = _flat_target(output, rows.shape[1])
+        if finish is None and _overlap(own, rows):
+            # A shard of the buffer that is reduced, as sharded optimizers pass it: the peers still read what is there.
+            target, own = own, torch.empty_like(own)
+            staged = own
+            finish = lambda _: target.copy_(staged)  # noqa: E731
         limit = self._seconds(opts)
         start: Start = lambda: self._comm.reduce_scatter_async(  # noqa: E731
             rows, opts.reduceOp, out=own.view(1, -1), timeout=limit
@@ -413,3 +418,17 @@ def _flat_target(output: torch.Tensor, count: int) -> tuple[torch.Tensor, Callab
         data.copy_(flat.view(data.shape))
 
     return flat, store
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether some byte may be in both."""
+    (begin, end), (start, stop) = _extent(one), _extent(other)
+    return begin < stop and start < end
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (steps + 1) * tensor.element_size()
