@@ -33,3 +33,30 @@ for shard in (slice(2 * rank, 2 * rank + 2), slice(0, 2), slice(1, 3)):
 """
     for rank in run(tmp_path / "store", 2, code):
         assert rank.code == 0, rank.stderr
+
+
+def test_types_that_travel_as_bytes_are_told_apart(tmp_path):
+    code = """
+import asynccoll
+for other in (torch.float8_e5m2, torch.uint8):
+    mine = torch.ones(4).to(other if rank else torch.float8_e4m3fn)
+    outs = [torch.empty_like(mine) for _ in range(2)]
+    for call in (
+        lambda: dist.broadcast(mine, 0),
+        lambda: dist.all_gather(outs, mine),
+        lambda: dist.gather(mine, None if rank else outs, 0),
+        lambda: dist.scatter(mine, None if rank else outs, 0),
+        lambda: dist.all_to_all(outs, [mine, mine]),
+        lambda: dist.all_to_all_single(torch.empty_like(mine), mine),
+    ):
+        try:
+            call()
+        except asynccoll.CollectiveMismatch:
+            continue
+        raise AssertionError("no error")
+same = torch.full((4,), rank + 1.0).to(torch.float8_e5m2)
+dist.broadcast(same, 1)
+assert same.float().tolist() == [2.0] * 4
+"""
+    for rank in run(tmp_path / "store", 2, code):
+        assert rank.code == 0, rank.stderr
