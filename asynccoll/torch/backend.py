@@ -27,8 +27,15 @@ def create(options: Any, _: Any = None) -> AsynccollGroup:
 
     Raises:
         RendezvousError: ranks did not come in time; it names them.
+        ValueError: the timeout is not positive; raised before anything is asked of the store, so that no rank waits for one
+            that has raised.
     """
     seconds = options.timeout.total_seconds()
+    if not seconds > 0:
+        raise ValueError(
+            f"rank {options.group_rank}: timeout={options.timeout!r} of a process group is not positive (torch counts in "
+            "nanoseconds: more than 292 years become negative): pass datetime.timedelta(days=365) for as good as no limit"
+        )
     limit = None if math.isinf(seconds) else seconds
     ranks = list(options.global_ranks_in_group)
     parent = dist.group.WORLD if ranks and dist.is_initialized() else None

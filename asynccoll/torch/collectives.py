@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from asynccoll.buffers import DTYPES
 from asynccoll.pending import Pending
 from asynccoll.sync import SyncCommunicator
+from asynccoll.torch.layouts import as_bytes, dense, flat_target, moved, overlap
 from asynccoll.torch.profiles import profiled
 from asynccoll.torch.sparse import give, store_sum
 from asynccoll.torch.untraced import untraced
@@ -81,14 +80,14 @@ class Collectives:
         )
 
     def _reduction(self, tensor: torch.Tensor, opts: Any) -> Start:
-        data, limit = _dense(tensor), self._seconds(opts)
+        data, limit = dense(tensor), self._seconds(opts)
         return lambda: self._comm.allreduce__async(data, opts.reduceOp, timeout=limit)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce one tensor to the root, in place there."""
 
         def plan() -> Plan:
-            data = _dense(_only(tensors))
+            data = dense(_only(tensors))
             out = data if opts.rootRank == self._comm.rank else None
             limit = self._seconds(opts)
             return Plan(
@@ -105,14 +104,14 @@ class Collectives:
             output, parts = _only(outputs), self._one_each(_only(inputs), "input")
             if len({part.numel() for part in parts}) == 1:
                 return self._scattering(
-                    output, torch.stack([_dense(part).reshape(-1) for part in parts]), opts
+                    output, torch.stack([dense(part).reshape(-1) for part in parts]), opts
                 )
             limit = self._seconds(opts)
 
             def to(root: int) -> Start:
-                out = _dense(output) if root == self._comm.rank else None
+                out = dense(output) if root == self._comm.rank else None
                 return lambda: self._comm.reduce_async(
-                    _dense(parts[root]), opts.reduceOp, root, out=out, timeout=limit
+                    dense(parts[root]), opts.reduceOp, root, out=out, timeout=limit
                 )
 
             return Plan([to(root) for root in range(self._comm.world_size)], outputs)
@@ -137,7 +136,12 @@ class Collectives:
 
     def _scattering(self, output: torch.Tensor, rows: torch.Tensor, opts: Any) -> Plan:
         """Reduce ``rows``, one for each rank."""
-        own, finish = _flat_target(output, rows.shape[1])
+        own, finish = flat_target(output, rows.shape[1])
+        if finish is None and overlap(own, rows):
+            # A shard of the buffer that is reduced, as sharded optimizers pass it: the peers still read what is there.
+            target, own = own, torch.empty_like(own)
+            staged = own
+            finish = lambda _: target.copy_(staged)  # noqa: E731
         limit = self._seconds(opts)
         start: Start = lambda: self._comm.reduce_scatter_async(  # noqa: E731
             rows, opts.reduceOp, out=own.view(1, -1), timeout=limit
@@ -150,12 +154,12 @@ class Collectives:
         """The root's tensor, in place elsewhere."""
 
         def plan() -> Plan:
-            data = _moved(_only(tensors))
-            root, limit = opts.rootRank, self._seconds(opts)
+            data = moved(_only(tensors))
+            root, limit, kind = opts.rootRank, self._seconds(opts), as_bytes(_only(tensors))
             if root == self._comm.rank:
-                start: Start = lambda: self._comm.broadcast_async(data, root, timeout=limit)  # noqa: E731
+                start: Start = lambda: self._comm.broadcast_async(data, root, timeout=limit, name=kind)  # noqa: E731
             else:
-                start = lambda: self._comm.broadcast_async(root=root, out=data, timeout=limit)  # noqa: E731
+                start = lambda: self._comm.broadcast_async(root=root, out=data, timeout=limit, name=kind)  # noqa: E731
             return Plan([start], tensors)
 
         return self._run("broadcast", tensors, plan)
@@ -191,7 +195,7 @@ class Collectives:
         def plan() -> Plan:
             plans = []
             for output, source in zip(outputs, inputs, strict=True):
-                whole, finish = _flat_target(output, self._comm.world_size * source.numel())
+                whole, finish = flat_target(output, self._comm.world_size * source.numel())
                 rows = list(whole.view(self._comm.world_size, -1))
                 gathering = self._gathering(rows, source.reshape(-1), opts)
                 plans.append(Plan(gathering.starts, [output], finish))
@@ -200,19 +204,29 @@ class Collectives:
         return self._run("allgather", inputs, plan)
 
     def _gathering(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Plan:
-        data, outs, limit = _moved(tensor), [_moved(one) for one in outputs], self._seconds(opts)
-        return Plan([lambda: self._comm.allgather_async(data, out=outs, timeout=limit)], outputs)
+        data, outs, limit = moved(tensor), [moved(one) for one in outputs], self._seconds(opts)
+        return Plan(
+            [lambda: self._comm.allgather_async(data, out=outs, timeout=limit, name=as_bytes(tensor))],
+            outputs,
+        )
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Every rank's tensor at the root."""
 
         def plan() -> Plan:
             root, limit = opts.rootRank, self._seconds(opts)
-            data, outs, value = _moved(_only(inputs)), None, []
+            data, outs, value = moved(_only(inputs)), None, []
             if root == self._comm.rank:
                 value = self._one_each(_only(outputs), "output")
-                outs = [_moved(one) for one in value]
-            return Plan([lambda: self._comm.gather_async(data, root, out=outs, timeout=limit)], value)
+                outs = [moved(one) for one in value]
+            return Plan(
+                [
+                    lambda: self._comm.gather_async(
+                        data, root, out=outs, timeout=limit, name=as_bytes(_only(inputs))
+                    )
+                ],
+                value,
+            )
 
         return self._run("gather", inputs, plan)
 
@@ -221,10 +235,17 @@ class Collectives:
 
         def plan() -> Plan:
             root, limit = opts.rootRank, self._seconds(opts)
-            out, values = _moved(_only(outputs)), None
+            out, values = moved(_only(outputs)), None
             if root == self._comm.rank:
-                values = [_moved(one) for one in self._one_each(_only(inputs), "input")]
-            return Plan([lambda: self._comm.scatter_async(values, root, out=out, timeout=limit)], outputs)
+                values = [moved(one) for one in self._one_each(_only(inputs), "input")]
+            return Plan(
+                [
+                    lambda: self._comm.scatter_async(
+                        values, root, out=out, timeout=limit, name=as_bytes(_only(outputs))
+                    )
+                ],
+                outputs,
+            )
 
         return self._run("scatter", [one for row in inputs for one in row], plan)
 
@@ -232,12 +253,15 @@ class Collectives:
         """What each rank has for this one. Sizes may differ."""
 
         def plan() -> Plan:
-            outs = [_moved(one) for one in self._one_each(outputs, "output")]
+            outs = [moved(one) for one in self._one_each(outputs, "output")]
             values, limit = (
-                [_moved(one) for one in self._one_each(inputs, "input")],
+                [moved(one) for one in self._one_each(inputs, "input")],
                 self._seconds(opts),
             )
-            return Plan([lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)], outputs)
+            kind = as_bytes(inputs[0])
+            return Plan(
+                [lambda: self._comm.alltoall_async(values, out=outs, timeout=limit, name=kind)], outputs
+            )
 
         return self._run("alltoall", inputs, plan)
 
@@ -252,12 +276,13 @@ class Collectives:
         """`alltoall` of rows: so many for each rank, or as many for each as for another."""
 
         def plan() -> Plan:
-            whole, finish = _flat_target(output, output.numel())
+            whole, finish = flat_target(output, output.numel())
             rows = whole.view(output.shape)
-            outs = [_moved(part) for part in self._rows(rows, output_sizes, "output")]
-            values = [_moved(part) for part in self._rows(input, input_sizes, "input")]
+            outs = [moved(part) for part in self._rows(rows, output_sizes, "output")]
+            values = [moved(part) for part in self._rows(input, input_sizes, "input")]
             limit = self._seconds(opts)
-            start: Start = lambda: self._comm.alltoall_async(values, out=outs, timeout=limit)  # noqa: E731
+            kind = as_bytes(input)
+            start: Start = lambda: self._comm.alltoall_async(values, out=outs, timeout=limit, name=kind)  # noqa: E731
             return Plan([start], [output], finish)
 
         return self._run("alltoall", [input], plan)
@@ -271,7 +296,7 @@ class Collectives:
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """One tensor to rank ``dst``. Outside of the order of collectives."""
-        data = _moved(_only(tensors))
+        data = moved(_only(tensors))
         plan = Plan([lambda: self._comm.send_async(data, dst, tag, timeout=self._limit)], [])
         return self._work("send", tensors, plan)
 
@@ -285,7 +310,7 @@ class Collectives:
 
     def _receive(self, tensors: Tensors, src: int | None, tag: int) -> GroupWork:
         target = _only(tensors)
-        data = _moved(target)
+        data = moved(target)
         came: list[int] = []
 
         def finish(results: list[Any]) -> None:
@@ -346,7 +371,7 @@ class Collectives:
                 f"{verb}: the input has {source.numel()} elements, and the output {part.numel()}: {size} ranks need "
                 f"{size} times as many"
             )
-        return _dense(source).reshape(size, -1)
+        return dense(source).reshape(size, -1)
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int], what: str) -> Sequence[torch.Tensor]:
         size = self._comm.world_size
@@ -379,37 +404,3 @@ def _together(plans: list[Plan], value: Tensors) -> Plan:
             one([])
 
     return Plan([start for plan in plans for start in plan.starts], value, finish if finishes else None)
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, without its history, and as a storage of its own.
-
-    FSDP resizes the storage of its tensors, which torch forbids for good once their memory has been shown to numpy.
-    """
-    if tensor.layout is not torch.strided:
-        raise NotImplementedError(
-            f"tensors of layout {tensor.layout} cannot be reduced: pass tensor.to_dense()"
-        )
-    shown: torch.Tensor = from_dlpack(to_dlpack(tensor.detach()))
-    return shown
-
-
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, for a verb that only moves it: types that nobody can reduce (float8) travel as bytes."""
-    data = _dense(tensor)
-    return data if str(data.dtype).removeprefix("torch.") in DTYPES else data.view(torch.uint8)
-
-
-def _flat_target(output: torch.Tensor, count: int) -> tuple[torch.Tensor, Callable[[list[Any]], None] | None]:
-    """Flat memory for a result of ``count`` elements, and what stores it into ``output`` where it is not that tensor's own."""
-    if output.numel() != count:
-        raise ValueError(f"the output has {output.numel()} elements, and the result {count}")
-    data = _dense(output)
-    if data.is_contiguous():
-        return data.view(-1), None
-    flat = torch.empty(count, dtype=data.dtype)
-
-    def store(_: list[Any]) -> None:
-        data.copy_(flat.view(data.shape))
-
-    return flat, store
