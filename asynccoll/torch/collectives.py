@@ -296,8 +296,10 @@ class Collectives:
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """One tensor to rank ``dst``. Outside of the order of collectives."""
-        data = moved(_only(tensors))
-        plan = Plan([lambda: self._comm.send_async(data, dst, tag, timeout=self._limit)], [])
+        tensor = _only(tensors)
+        kind, data = as_bytes(tensor), moved(tensor)
+        value = data if kind is None else (kind, data)
+        plan = Plan([lambda: self._comm.send_async(value, dst, tag, timeout=self._limit)], [])
         return self._work("send", tensors, plan)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
@@ -315,11 +317,11 @@ class Collectives:
 
         def finish(results: list[Any]) -> None:
             (message,) = results
-            value = message.value
-            if value.dtype != data.dtype or value.numel() != data.numel():
+            kind, value = message.value if isinstance(message.value, tuple) else (None, message.value)
+            if (kind, value.dtype) != (as_bytes(target), data.dtype) or value.numel() != data.numel():
                 raise ValueError(
-                    f"rank {self._comm.rank} receives into {tuple(data.shape)} of {data.dtype}, and rank {message.source} sent "
-                    f"{tuple(value.shape)} of {value.dtype} with tag {tag}: the tensors must have one dtype and one size"
+                    f"rank {self._comm.rank} receives into {tuple(target.shape)} of {target.dtype}, and rank {message.source} sent "
+                    f"{tuple(value.shape)} of {kind or value.dtype} with tag {tag}: the tensors must have one dtype and one size"
                 )
             data.copy_(value.view(data.shape))
             came.append(message.source)

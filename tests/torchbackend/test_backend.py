@@ -57,6 +57,17 @@ for other in (torch.float8_e5m2, torch.uint8):
 same = torch.full((4,), rank + 1.0).to(torch.float8_e5m2)
 dist.broadcast(same, 1)
 assert same.float().tolist() == [2.0] * 4
+into = torch.empty(4, dtype=torch.float8_e5m2)
+for kind in (torch.float8_e4m3fn, torch.uint8, torch.float8_e5m2):
+    if rank == 0:
+        dist.send(torch.ones(4).to(kind), 1)
+    else:
+        try:
+            dist.recv(into, 0)
+            assert (kind, into.float().tolist()) == (torch.float8_e5m2, [1.0] * 4)
+        except ValueError as error:
+            assert kind != torch.float8_e5m2
+            assert str(kind) in str(error)
 """
     for rank in run(tmp_path / "store", 2, code):
         assert rank.code == 0, rank.stderr
