@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import contextlib
 import errno
-import ipaddress
 import os
 import socket
 import weakref
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 from asynccoll.engine.engine import Engine
 from asynccoll.net.pulse import Watch
-from asynccoll.net.sockets import Layered
+from asynccoll.net.sockets import Layered, plain_host
 from asynccoll.pump import Pump
 
 __all__ = ["NetDriver"]
@@ -84,12 +83,7 @@ class NetDriver(Pump):
 
     def own_addresses(self) -> list[str]:
         """Numeric addresses at which this process's ends of the links are, each once: how its peers reach this host."""
-        found = []
-        for sock in self._sockets.values():
-            address = ipaddress.ip_address(sock.getsockname()[0].partition("%")[0])
-            # What came over IPv4 to a listener of both families.
-            mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-            found.append(str(mapped or address))
+        found = [plain_host(sock.getsockname()[0].partition("%")[0]) for sock in self._sockets.values()]
         return list(dict.fromkeys(found))
 
     def _readable(self, peer: int, sock: socket.socket) -> None:

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 from asynccoll.errors import RendezvousError
+from asynccoll.net.sockets import plain_host
 
 __all__ = ["NO_SECRET", "SECRET_BYTES", "is_loopback", "load_secret", "names_a_host"]
 
@@ -74,7 +75,7 @@ def is_loopback(host: str) -> bool:
     if host.lower().rstrip(".") == "localhost":  # RFC 6761, section 6.3
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(plain_host(host)).is_loopback
     except ValueError:
         return False
 

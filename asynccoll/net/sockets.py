@@ -24,6 +24,7 @@ __all__ = [
     "format_address",
     "host_identity",
     "peer_name",
+    "plain_host",
     "prepare",
     "reason",
     "receive_exactly",
@@ -136,6 +137,13 @@ def close_all(*sockets: socket.socket | None) -> None:
             sock.close()
 
 
+def plain_host(host: str) -> str:
+    """A numeric address as people write it: over IPv4 to a socket of both families, the kernel says ``::ffff:127.0.0.1``."""
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped) if mapped is not None else host
+
+
 def format_address(host: str, port: int) -> str:
     """``host:port``, IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -147,7 +155,7 @@ def peer_name(sock: socket.socket) -> str:
         host, port, *_ = sock.getpeername()
     except OSError:
         return "an address unknown (already gone)"
-    return format_address(host, port)
+    return format_address(plain_host(host), port)
 
 
 def reason(error: Exception) -> str:
@@ -176,7 +184,13 @@ async def resolve(host: str, port: int) -> list[Endpoint]:
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         found = socket.getaddrinfo(host, port, type=kind, flags=flags)
     # dict: some resolvers list an address once for each line of /etc/hosts that has it.
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    return list(dict.fromkeys(_unmapped(family, address) for family, _, _, _, address in found))
+
+
+def _unmapped(family: socket.AddressFamily, address: tuple[Any, ...]) -> Endpoint:
+    """An address of IPv4 that is written as one of IPv6 is one of IPv4: a socket for IPv6 alone could not listen there."""
+    host = plain_host(address[0])
+    return (family, address) if host == address[0] else (socket.AF_INET, (host, address[1]))
 
 
 def host_identity() -> str:

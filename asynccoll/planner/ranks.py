@@ -330,6 +330,7 @@ def _integer(value: object, what: str) -> int:
     """``value`` as an int; bool is none, since ``True`` as a count or a rank is a slip."""
     if not isinstance(value, bool):
         try:
+            # Asked of anything on purpose: its TypeError is the check.
             return operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             pass

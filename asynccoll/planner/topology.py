@@ -30,6 +30,7 @@ def checked_bytes(nbytes: object) -> int:
     try:
         if isinstance(nbytes, bool):
             raise TypeError
+        # Asked of anything on purpose: its TypeError is the check.
         number = operator.index(nbytes)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"nbytes is {nbytes!r}, which is not an integer; give a number of bytes") from None

@@ -42,7 +42,9 @@ def test_an_empty_secret_is_a_mistake(empty):
         load_secret(empty, "127.0.0.1", insecure=True)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST", "localhost."])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost", "LOCALHOST", "localhost."]
+)
 def test_loopback_uses_the_secret_of_the_user(host, runtime):
     assert is_loopback(host)
     secret = load_secret(None, host, insecure=False)

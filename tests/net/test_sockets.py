@@ -51,6 +51,7 @@ def test_a_connection_counts_as_gone_only_at_its_end(pair):
     [
         ("127.0.0.1", [(socket.AF_INET, ("127.0.0.1", 7))]),
         ("::1", [(socket.AF_INET6, ("::1", 7, 0, 0))]),
+        ("::ffff:127.0.0.1", [(socket.AF_INET, ("127.0.0.1", 7))]),
         ("localhost", [(socket.AF_INET, ("127.0.0.1", 7)), (socket.AF_INET6, ("::1", 7, 0, 0))]),
     ],
 )
@@ -96,3 +97,27 @@ def test_reasons_keep_the_systems_words_and_number():
     )
     assert sockets.reason(TimeoutError()) == "timed out"
     assert sockets.reason(ValueError("odd")) == "odd"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("fe80::1%lo", "fe80::1%lo"),
+        ("64:ff9b::a00:1", "64:ff9b::a00:1"),
+    ],
+)
+def test_an_address_is_told_as_people_write_it(host, expected):
+    assert sockets.plain_host(host) == expected
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_a_caller_of_a_listener_for_both_families_is_named_as_it_calls_itself(host, shown):
+    both = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with both as listener, socket.create_connection((host, listener.getsockname()[1])) as caller:
+        accepted, _ = listener.accept()
+        with accepted:
+            assert sockets.peer_name(accepted) == f"{shown}:{caller.getsockname()[1]}"
