@@ -16,15 +16,11 @@ such switch, and none of this is supported for any other purpose.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -34,7 +30,7 @@ import asynccoll
 from asynccoll import Communicator, communicator
 from asynccoll.calls import Place, reducing
 from asynccoll.engine.fingerprint import Fingerprint, digests
-from asynccoll.launch import launch
+from benchmarks import command
 from benchmarks.nccl_format import fitted
 from benchmarks.ranks import LOOPS, loop_factory
 from benchmarks.sizes import parse_size
@@ -128,11 +124,10 @@ def table(figures: dict[str, list[float]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cpu_per_op",
-        description="CPU time per call of a small allreduce, with and without mismatch detection.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "cpu_per_op",
+        "CPU time per call of a small allreduce, with and without mismatch detection.",
+        __doc__,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--size", type=parse_size, default=8, help="bytes of the float32 array (default 8)")
@@ -144,31 +139,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--modes", choices=MODES[1:], nargs="*", default=list(MODES[1:]), help="beside on (default all)"
     )
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all rounds")
+    command.add_limits(parser)
     options = parser.parse_args(argv)
     if options.nproc < 2 or options.rounds < 1 or options.iters < 1 or options.size < 4:
         parser.error("--nproc must be at least 2, --size 4, --rounds and --iters 1")
     modes = ("on", *dict.fromkeys(options.modes))
-    try:
-        of_ranks = launch(
-            run_rank,
-            options.nproc,
-            options.loop,
-            options.size,
-            options.rounds,
-            options.iters,
-            modes,
-            timeout=options.timeout,
-        )
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+    arguments = (options.loop, options.size, options.rounds, options.iters, modes)
+    of_ranks = command.on_ranks(run_rank, options.nproc, *arguments, timeout=options.timeout)
     figures = _figures(of_ranks)
     print(f"# {options.size} B allreduce_ of float32, {options.nproc} ranks on {options.loop}")
     print(*table(figures), sep="\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"seconds_per_call": figures}, indent=1) + "\n")
+    command.save(options.json, {"seconds_per_call": figures})
     return 0
 
 

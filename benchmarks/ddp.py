@@ -8,17 +8,13 @@ At the end the weights must be the same bits on all ranks, and within 1e-6 of gl
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from asynccoll.launch import launch
+from benchmarks import command
 
 __all__ = ["main", "run_rank", "table"]
 
@@ -100,11 +96,10 @@ def table(of_ranks: Sequence[dict[str, Any]]) -> tuple[list[str], float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 if the weights are wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ddp",
-        description="A DistributedDataParallel step on the backend asynccoll, beside gloo.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "ddp",
+        "A DistributedDataParallel step on the backend asynccoll, beside gloo.",
+        __doc__,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--width", type=int, default=1024, help="of each linear layer (default 1024)")
@@ -112,28 +107,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=16, help="rows for each rank (default 16)")
     parser.add_argument("--rounds", type=int, default=15, metavar="R", help="rounds (default 15)")
     parser.add_argument("--steps", type=int, default=5, metavar="S", help="steps of a round (default 5)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all rounds")
+    command.add_limits(parser)
     options = parser.parse_args(argv)
     sizes = (options.width, options.depth, options.batch, options.rounds, options.steps)
     if options.nproc < 1 or min(sizes) < 1:
         parser.error("every number must be at least 1")
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            of_ranks = launch(
-                run_rank, options.nproc, f"{directory}/store", options.nproc, *sizes, timeout=options.timeout
-            )
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (f"{directory}/store", options.nproc, *sizes)
+        of_ranks = command.on_ranks(run_rank, options.nproc, *arguments, timeout=options.timeout)
     first = of_ranks[0]
     print(f"# {first['parameters']} parameters, {options.nproc} ranks, torch {first['torch']}")
     print(*table(of_ranks)[0], sep="\n")
     apart = max(rank["apart"] for rank in of_ranks)
     same = all(rank["same_bits"] for rank in of_ranks)
     print(f"# weights: {apart:.1e} from gloo's, {'the same bits' if same else 'DIFFERENT'} on all ranks")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"ranks": of_ranks}, indent=1) + "\n")
+    command.save(options.json, {"ranks": of_ranks})
     return int(not same or apart > TOLERANCE)
 
 

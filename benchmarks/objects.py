@@ -14,12 +14,10 @@ call
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -28,7 +26,7 @@ import numpy as np
 
 import asynccoll
 from asynccoll import Communicator
-from asynccoll.launch import launch
+from benchmarks import command
 from benchmarks.nccl_format import fitted
 from benchmarks.peers import open_peer
 from benchmarks.ranks import LOOPS, loop_factory
@@ -218,11 +216,10 @@ def _verdict(value: float, bar: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 if a result was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.objects",
-        description="What objects cost: large arrays inside them, small ones against gloo's, and the call itself.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "objects",
+        "What objects cost: large arrays inside them, small ones against gloo's, and the call itself.",
+        __doc__,
     )
     parser.add_argument(
         "--nproc", type=int, nargs="+", default=[2, 4], metavar="N", help="ranks (default 2 4)"
@@ -246,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--late", type=float, default=2.0, metavar="SECONDS", help="how late rank 0 calls (default 2)"
     )
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
+    command.add_limits(parser, written=None)
     options = parser.parse_args(argv)
     if min(options.nproc) < 2 or min(options.rounds, options.iters) < 1 or options.late < 0:
         parser.error("--nproc must be at least 2, --rounds and --iters 1, --late 0")
@@ -265,11 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("#   figure  ranks         us   other us   ratio  of rounds      bar")
     wrong = 0
     for nproc in options.nproc:
-        try:
-            of_ranks = launch(run_rank, nproc, config, timeout=options.timeout)
-        except KeyboardInterrupt:
-            print("\ninterrupted", file=sys.stderr)
-            return 130
+        of_ranks = command.on_ranks(run_rank, nproc, config, timeout=options.timeout)
         print(*table(nproc, config, of_ranks), sep="\n", flush=True)
         wrong += sum(rows.wrong for rows in of_ranks)
     print(f"# Wrong results: {wrong}")

@@ -11,20 +11,16 @@ outside the times. BLAS has one thread for each rank, unless ``OPENBLAS_NUM_THRE
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 import asynccoll
-from asynccoll.launch import launch
+from benchmarks import command
 from benchmarks.nccl_format import fitted
 from benchmarks.ranks import LOOPS, loop_factory
 from benchmarks.sizes import human, parse_size
@@ -100,11 +96,10 @@ def table(of_ranks: Sequence[Sequence[dict[str, float]]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 if an element was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overlap",
-        description="What an allreduce of float32 in flight costs a computation that holds the event loop.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "overlap",
+        "What an allreduce of float32 in flight costs a computation that holds the event loop.",
+        __doc__,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--size", type=parse_size, default=8 << 20, help="bytes of the array (default 8M)")
@@ -116,25 +111,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--progress", choices=("thread", "inline"), default="thread", help="as init takes it (default thread)"
     )
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="the caller's loop (default uvloop)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all rounds")
+    command.add_limits(parser)
     options = parser.parse_args(argv)
     if options.nproc < 1 or options.rounds < 1 or options.size < 4 or not options.compute > 0:
         parser.error("--nproc and --rounds must be at least 1, --size 4, and --compute above 0")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the ranks inherit it; BLAS has read its own already
     arguments = (options.loop, options.progress, options.size, options.compute / 1e3, options.rounds)
-    try:
-        of_ranks = launch(run_rank, options.nproc, *arguments, timeout=options.timeout)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+    of_ranks = command.on_ranks(run_rank, options.nproc, *arguments, timeout=options.timeout)
     print(
         f"# {options.compute:g} ms of computing, {human(options.size)} of float32, {options.nproc} ranks on {options.loop}, "
         f"progress={options.progress!r}"
     )
     print(*table(of_ranks), sep="\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rounds": of_ranks}, indent=1) + "\n")
+    command.save(options.json, {"rounds": of_ranks})
     return int(any(row["wrong"] for rank in of_ranks for row in rank))
 
 

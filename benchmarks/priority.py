@@ -21,9 +21,7 @@ extra
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -36,7 +34,7 @@ import numpy as np
 import asynccoll
 from asynccoll import Communicator
 from asynccoll.errors import AsynccollError
-from asynccoll.launch import launch
+from benchmarks import command
 from benchmarks.ranks import LOOPS, loop_factory
 from benchmarks.sizes import human, parse_size
 
@@ -179,11 +177,10 @@ def table(found: Sequence[Row], extra: int | None, peers: int, wrong: int) -> li
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 if a result was wrong or a rank failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.priority",
-        description="Time of a small operation that is started behind bulk, and the memory that the bulk costs.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "priority",
+        "Time of a small operation that is started behind bulk, and the memory that the bulk costs.",
+        __doc__,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--bulk", type=parse_size, default=64 << 20, help="bytes of one array (default 64M)")
@@ -193,8 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="rounds (default 5)")
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all samples")
+    command.add_limits(parser, written="all samples")
     options = parser.parse_args(argv)
     if (
         options.nproc < 2
@@ -205,12 +201,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         parser.error("--nproc must be at least 2, --rounds 1, --ops 1, --bulk 4, and --every above 0")
     try:
-        found = launch(
-            run_rank,
-            options.nproc,
-            *(options.loop, options.rounds, options.ops, options.bulk, options.every),
-            timeout=options.timeout,
-        )
+        arguments = (options.loop, options.rounds, options.ops, options.bulk, options.every)
+        found = command.on_ranks(run_rank, options.nproc, *arguments, timeout=options.timeout)
     except (AsynccollError, OSError, MemoryError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -223,8 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(*table(rows([rank.samples for rank in found]), extra, options.nproc - 1, wrong), sep="\n")
     print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
-    if options.json is not None:
-        options.json.write_text(json.dumps([rank._asdict() for rank in found], indent=1) + "\n")
+    command.save(options.json, [rank._asdict() for rank in found])
     return 1 if wrong else 0
 
 

@@ -7,21 +7,17 @@ rounds. Every part is checked when it is taken, element by element, on every ran
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import asynccoll
 from asynccoll import Communicator
-from asynccoll.launch import launch
+from benchmarks import command
 from benchmarks.nccl_format import fitted
 from benchmarks.ranks import LOOPS, loop_factory
 from benchmarks.sizes import human, parse_size
@@ -95,11 +91,10 @@ def table(of_ranks: Sequence[Sequence[dict[str, float]]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code: 1 if an element was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.stream",
-        description="When the parts of an allreduce_stream of float32 come, as shares of the whole call.",
-        epilog=(__doc__ or "").partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command.new_parser(
+        "stream",
+        "When the parts of an allreduce_stream of float32 come, as shares of the whole call.",
+        __doc__,
     )
     parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument("--size", type=parse_size, default=1 << 26, help="bytes of the array (default 64M)")
@@ -107,21 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--algorithm", default="auto", help="as the verb takes it (default auto)")
     parser.add_argument("--out", action="store_true", help="put the result in memory that exists already")
     parser.add_argument("--loop", choices=LOOPS, default="uvloop", help="event loop (default uvloop)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give up after this long")
-    parser.add_argument("-J", "--json", type=Path, metavar="FILE", help="write all rounds")
+    command.add_limits(parser)
     options = parser.parse_args(argv)
     if options.nproc < 1 or options.rounds < 1 or options.size < 4:
         parser.error("--nproc and --rounds must be at least 1, --size 4")
     arguments = (options.loop, options.size, options.rounds, options.algorithm, options.out)
-    try:
-        of_ranks = launch(run_rank, options.nproc, *arguments, timeout=options.timeout)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+    of_ranks = command.on_ranks(run_rank, options.nproc, *arguments, timeout=options.timeout)
     print(f"# {human(options.size)} of float32, {options.nproc} ranks on {options.loop}, {options.algorithm}")
     print(*table(of_ranks), sep="\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps({"rounds": of_ranks}, indent=1) + "\n")
+    command.save(options.json, {"rounds": of_ranks})
     return int(any(row["wrong"] for rank in of_ranks for row in rank))
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import cli, cpu_per_op, import_time, objects, peers, ranks, stream
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 120  # seconds after which a run is given up
+LIMIT = 120  # seconds for a run to end after Ctrl-C
 
 GLOO = pytest.param(
     "gloo",
@@ -23,20 +23,9 @@ GLOO = pytest.param(
 )
 
 
-def run(module, *argv):
-    return subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *argv],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
-
-
 @pytest.mark.parametrize("peer", ["none", GLOO])
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_a_run_prints_a_table_per_library_and_writes_a_report(peer, loop, tmp_path):
+def test_a_run_prints_a_table_per_library_and_writes_a_report(run, peer, loop, tmp_path):
     path = tmp_path / "report.json"
     options = ["--nproc", "2", "--peer", peer, "--loop", loop, "--sizes", "8,1K", "--json", str(path)]
     done = run("allreduce", *options, "-n", "3", "--rounds", "2", "--timeout", "100")
@@ -64,7 +53,7 @@ def test_a_run_prints_a_table_per_library_and_writes_a_report(peer, loop, tmp_pa
 
 @pytest.mark.torch
 @pytest.mark.parametrize("op", ["prod", "max"])
-def test_gloo_agrees_in_bfloat16(op):
+def test_gloo_agrees_in_bfloat16(run, op):
     pytest.importorskip("torch")
     pytest.importorskip("ml_dtypes")
     done = run("allreduce", "-d", "bfloat16", "-o", op, "--sizes", "1K", "-n", "1", "--rounds", "1")
@@ -72,7 +61,7 @@ def test_gloo_agrees_in_bfloat16(op):
     assert done.stdout.count("# Out of bounds values : 0 OK") == 2
 
 
-def test_the_time_limit_ends_a_run():
+def test_the_time_limit_ends_a_run(run):
     done = run("allreduce", "--peer", "none", "--rounds", "1000000", "--sizes", "8", "--timeout", "3")
     assert done.returncode == 1
     assert "still running after the limit of 3 s" in done.stderr
@@ -138,7 +127,7 @@ def test_a_wrong_result_is_an_exit_code_of_1(monkeypatch):
     assert cli.main("allreduce", ["--peer", "none"]) == 0
 
 
-def test_cpu_per_op_measures_each_mode():
+def test_cpu_per_op_measures_each_mode(run):
     done = run("cpu_per_op", "--rounds", "2", "-n", "20", "--timeout", "100")
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -146,7 +135,7 @@ def test_cpu_per_op_measures_each_mode():
     assert all(float(row[1]) > 0 for row in rows)
 
 
-def test_objects_tells_each_figure_and_finds_nothing_wrong():
+def test_objects_tells_each_figure_and_finds_nothing_wrong(run):
     short = ["--rounds", "2", "-n", "3", "--late", "0", "--broadcast", "256K", "--array", "64K"]
     done = run("objects", "--nproc", "2", "--figures", "broadcast", "call", *short, "--timeout", "100")
     assert (done.returncode, done.stderr) == (0, "")
@@ -158,14 +147,14 @@ def test_objects_tells_each_figure_and_finds_nothing_wrong():
 
 def test_objects_counts_what_is_wrong(monkeypatch, capsys):
     rows = objects.Rows({"broadcast": [(2.0, 1.0), (1.0, 1.0), (1.2, 1.0)]}, [], (0.0, 0.0), 1)
-    monkeypatch.setattr(objects, "launch", lambda *args, **kwargs: [rows, rows])
+    monkeypatch.setattr(objects.command, "launch", lambda *args, **kwargs: [rows, rows])
     assert objects.main(["--nproc", "2", "--figures", "broadcast"]) == 1
     out = capsys.readouterr().out
     assert "1.20" in out
     assert "Wrong results: 2" in out
 
 
-def test_stream_tells_when_the_parts_come_and_finds_every_element_right():
+def test_stream_tells_when_the_parts_come_and_finds_every_element_right(run):
     done = run("stream", "--nproc", "2", "--size", "4M", "--rounds", "2", "--timeout", "100")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if not line.startswith("#")}
@@ -178,7 +167,7 @@ def test_a_wrong_part_is_an_exit_code_of_1(monkeypatch):
     row = {"allreduce": 1.0, "stream": 1.0, "first": 0.1, "half": 0.5, "parts": 3, "wrong": 0}
     for wrong in (0, 2):
         monkeypatch.setattr(
-            stream, "launch", lambda *args, wrong=wrong, **kwargs: [[{**row, "wrong": wrong}]]
+            stream.command, "launch", lambda *args, wrong=wrong, **kwargs: [[{**row, "wrong": wrong}]]
         )
         assert stream.main([]) == (1 if wrong else 0)
 

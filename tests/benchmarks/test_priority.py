@@ -1,13 +1,8 @@
 """The benchmark of small operations behind bulk: its figures from its samples, and one small run."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 from benchmarks.priority import POINTS, Sample, rows, table
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_time_is_from_the_last_call_to_the_last_result():
@@ -26,32 +21,13 @@ def test_the_table_has_median_worst_and_memory_per_peer():
     assert table(rows([samples]), None, 2, 0)[-1].split()[-2:] == ["N/A", "0"]
 
 
-def test_a_small_run_verifies_its_results(tmp_path):
+def test_a_small_run_verifies_its_results(run, tmp_path):
     path = tmp_path / "samples.json"
     argv = ["--bulk", "64K", "--ops", "2", "--rounds", "2", "--every", "0.001", "--timeout", "60"]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.priority", *argv, "--json", str(path)],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run("priority", *argv, "--json", str(path))
     assert (done.returncode, done.stderr) == (0, "")
     found = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
     assert [row[0] for row in found] == ["allreduce", "barrier"]
     assert sum(int(row[1]) for row in found) == 2 * POINTS
     assert all(row[-1] == "0" for row in found)
     assert [len(rank["samples"]) for rank in json.loads(path.read_text())] == [2 * POINTS] * 2
-
-
-def test_wrong_arguments_are_a_mistake_on_the_command_line():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.priority", "--nproc", "1"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
