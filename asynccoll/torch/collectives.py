@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +68,7 @@ class Collectives:
             tensor = _only(tensors)
             if tensor.layout is torch.sparse_coo:
                 part, limit = give(tensor, opts.reduceOp), self._seconds(opts)
-                gather: Start = lambda: self._comm.allgather_async(part, timeout=limit)  # noqa: E731
+                gather = partial(self._comm.allgather_async, part, timeout=limit)
                 return Plan([gather], tensors, lambda results: store_sum(results[0], tensor))
             return Plan([self._reduction(tensor, opts)], tensors)
 
@@ -75,13 +76,15 @@ class Collectives:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce each tensor in place."""
-        return self._run(
-            "allreduce", tensors, lambda: Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
-        )
+
+        def plan() -> Plan:
+            return Plan([self._reduction(tensor, opts) for tensor in tensors], tensors)
+
+        return self._run("allreduce", tensors, plan, len(tensors))
 
     def _reduction(self, tensor: torch.Tensor, opts: Any) -> Start:
         data, limit = dense(tensor), self._seconds(opts)
-        return lambda: self._comm.allreduce__async(data, opts.reduceOp, timeout=limit)
+        return partial(self._comm.allreduce__async, data, opts.reduceOp, timeout=limit)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce one tensor to the root, in place there."""
@@ -89,20 +92,20 @@ class Collectives:
         def plan() -> Plan:
             data = dense(_only(tensors))
             out = data if opts.rootRank == self._comm.rank else None
-            limit = self._seconds(opts)
-            return Plan(
-                [lambda: self._comm.reduce_async(data, opts.reduceOp, opts.rootRank, out=out, timeout=limit)],
-                tensors,
-            )
+            root, limit = opts.rootRank, self._seconds(opts)
+            start = partial(self._comm.reduce_async, data, opts.reduceOp, root, out=out, timeout=limit)
+            return Plan([start], tensors)
 
         return self._run("reduce", tensors, plan)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> GroupWork:
         """Reduce a tensor for each rank; each rank gets its own. Their sizes may differ."""
+        given = [one for row in inputs for one in row]
+        even = len({part.numel() for part in given}) == 1
 
         def plan() -> Plan:
             output, parts = _only(outputs), self._one_each(_only(inputs), "input")
-            if len({part.numel() for part in parts}) == 1:
+            if even:
                 return self._scattering(
                     output, torch.stack([dense(part).reshape(-1) for part in parts]), opts
                 )
@@ -110,13 +113,12 @@ class Collectives:
 
             def to(root: int) -> Start:
                 out = dense(output) if root == self._comm.rank else None
-                return lambda: self._comm.reduce_async(
-                    dense(parts[root]), opts.reduceOp, root, out=out, timeout=limit
-                )
+                data = dense(parts[root])  # here, where a refusal still takes the number of the whole call
+                return partial(self._comm.reduce_async, data, opts.reduceOp, root, out=out, timeout=limit)
 
             return Plan([to(root) for root in range(self._comm.world_size)], outputs)
 
-        return self._run("reduce_scatter", [one for row in inputs for one in row], plan)
+        return self._run("reduce_scatter", given, plan, 1 if even else self._comm.world_size)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         """Reduce ``input``, of ``world_size * output.numel()`` elements; each rank gets its part."""
@@ -132,7 +134,7 @@ class Collectives:
             ]
             return _together(plans, outputs)
 
-        return self._run("reduce_scatter", inputs, plan)
+        return self._run("reduce_scatter", inputs, plan, len(inputs))
 
     def _scattering(self, output: torch.Tensor, rows: torch.Tensor, opts: Any) -> Plan:
         """Reduce ``rows``, one for each rank."""
@@ -141,10 +143,16 @@ class Collectives:
             # A shard of the buffer that is reduced, as sharded optimizers pass it: the peers still read what is there.
             target, own = own, torch.empty_like(own)
             staged = own
-            finish = lambda _: target.copy_(staged)  # noqa: E731
-        limit = self._seconds(opts)
-        start: Start = lambda: self._comm.reduce_scatter_async(  # noqa: E731
-            rows, opts.reduceOp, out=own.view(1, -1), timeout=limit
+
+            def finish(_: list[Any]) -> None:
+                target.copy_(staged)
+
+        start = partial(
+            self._comm.reduce_scatter_async,
+            rows,
+            opts.reduceOp,
+            out=own.view(1, -1),
+            timeout=self._seconds(opts),
         )
         return Plan([start], [output], finish)
 
@@ -157,9 +165,9 @@ class Collectives:
             data = moved(_only(tensors))
             root, limit, kind = opts.rootRank, self._seconds(opts), as_bytes(_only(tensors))
             if root == self._comm.rank:
-                start: Start = lambda: self._comm.broadcast_async(data, root, timeout=limit, name=kind)  # noqa: E731
+                start = partial(self._comm.broadcast_async, data, root, timeout=limit, name=kind)
             else:
-                start = lambda: self._comm.broadcast_async(root=root, out=data, timeout=limit, name=kind)  # noqa: E731
+                start = partial(self._comm.broadcast_async, root=root, out=data, timeout=limit, name=kind)
             return Plan([start], tensors)
 
         return self._run("broadcast", tensors, plan)
@@ -183,7 +191,7 @@ class Collectives:
             ]
             return _together(plans, [tensor for row in outputs for tensor in row])
 
-        return self._run("allgather", inputs, plan)
+        return self._run("allgather", inputs, plan, len(inputs))
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
         """Every rank's tensor, all of one size, one after the other in ``output``."""
@@ -201,12 +209,12 @@ class Collectives:
                 plans.append(Plan(gathering.starts, [output], finish))
             return _together(plans, outputs)
 
-        return self._run("allgather", inputs, plan)
+        return self._run("allgather", inputs, plan, len(inputs))
 
     def _gathering(self, outputs: Tensors, tensor: torch.Tensor, opts: Any) -> Plan:
         data, outs, limit = moved(tensor), [moved(one) for one in outputs], self._seconds(opts)
         return Plan(
-            [lambda: self._comm.allgather_async(data, out=outs, timeout=limit, name=as_bytes(tensor))],
+            [partial(self._comm.allgather_async, data, out=outs, timeout=limit, name=as_bytes(tensor))],
             outputs,
         )
 
@@ -219,14 +227,9 @@ class Collectives:
             if root == self._comm.rank:
                 value = self._one_each(_only(outputs), "output")
                 outs = [moved(one) for one in value]
-            return Plan(
-                [
-                    lambda: self._comm.gather_async(
-                        data, root, out=outs, timeout=limit, name=as_bytes(_only(inputs))
-                    )
-                ],
-                value,
-            )
+            kind = as_bytes(_only(inputs))
+            start = partial(self._comm.gather_async, data, root, out=outs, timeout=limit, name=kind)
+            return Plan([start], value)
 
         return self._run("gather", inputs, plan)
 
@@ -238,14 +241,9 @@ class Collectives:
             out, values = moved(_only(outputs)), None
             if root == self._comm.rank:
                 values = [moved(one) for one in self._one_each(_only(inputs), "input")]
-            return Plan(
-                [
-                    lambda: self._comm.scatter_async(
-                        values, root, out=out, timeout=limit, name=as_bytes(_only(outputs))
-                    )
-                ],
-                outputs,
-            )
+            kind = as_bytes(_only(outputs))
+            start = partial(self._comm.scatter_async, values, root, out=out, timeout=limit, name=kind)
+            return Plan([start], outputs)
 
         return self._run("scatter", [one for row in inputs for one in row], plan)
 
@@ -259,9 +257,8 @@ class Collectives:
                 self._seconds(opts),
             )
             kind = as_bytes(inputs[0])
-            return Plan(
-                [lambda: self._comm.alltoall_async(values, out=outs, timeout=limit, name=kind)], outputs
-            )
+            start = partial(self._comm.alltoall_async, values, out=outs, timeout=limit, name=kind)
+            return Plan([start], outputs)
 
         return self._run("alltoall", inputs, plan)
 
@@ -282,7 +279,7 @@ class Collectives:
             values = [moved(part) for part in self._rows(input, input_sizes, "input")]
             limit = self._seconds(opts)
             kind = as_bytes(input)
-            start: Start = lambda: self._comm.alltoall_async(values, out=outs, timeout=limit, name=kind)  # noqa: E731
+            start = partial(self._comm.alltoall_async, values, out=outs, timeout=limit, name=kind)
             return Plan([start], [output], finish)
 
         return self._run("alltoall", [input], plan)
@@ -290,7 +287,7 @@ class Collectives:
     def barrier(self, opts: Any) -> GroupWork:
         """Wait for all ranks."""
         limit = self._seconds(opts)
-        return self._run("barrier", [], lambda: Plan([lambda: self._comm.barrier_async(timeout=limit)], []))
+        return self._run("barrier", [], lambda: Plan([partial(self._comm.barrier_async, timeout=limit)], []))
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -299,7 +296,7 @@ class Collectives:
         tensor = _only(tensors)
         kind, data = as_bytes(tensor), moved(tensor)
         value = data if kind is None else (kind, data)
-        plan = Plan([lambda: self._comm.send_async(value, dst, tag, timeout=self._limit)], [])
+        plan = Plan([partial(self._comm.send_async, value, dst, tag, timeout=self._limit)], [])
         return self._work("send", tensors, plan)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
@@ -326,18 +323,22 @@ class Collectives:
             data.copy_(value.view(data.shape))
             came.append(message.source)
 
-        plan = Plan([lambda: self._comm.recv_message_async(src, tag, timeout=self._limit)], tensors, finish)
+        start = partial(self._comm.recv_message_async, src, tag, timeout=self._limit)
+        plan = Plan([start], tensors, finish)
         return self._work("recv" if src is not None else "recvAnySource", tensors, plan, came)
 
     # -- how a call becomes operations ----------------------------------------------------------------------
 
-    def _run(self, verb: str, inputs: Tensors, prepare: Callable[[], Plan]) -> GroupWork:
-        """Start what ``prepare`` plans. Where it raises, the call takes its number and fails on every rank."""
+    def _run(self, verb: str, inputs: Tensors, prepare: Callable[[], Plan], count: int = 1) -> GroupWork:
+        """Start what ``prepare`` plans: ``count`` operations.
+
+        Where it raises, the call takes the numbers of so many, as it does on the ranks where it is right, and fails on every rank.
+        """
         self._started += 1
         try:
             plan = prepare()
         except Exception as error:  # noqa: BLE001 (raised by wait, and on every other rank)
-            plan = Plan([self._refusal(verb, error)], [])
+            plan = Plan([self._refusal(verb, error)] * count, [])
         return self._work(verb, inputs, plan)
 
     def _refusal(self, verb: str, error: Exception) -> Start:

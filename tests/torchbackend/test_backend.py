@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("torch")
+
 from .ranks import run
 
 pytestmark = pytest.mark.torch
@@ -30,6 +32,40 @@ for shard in (slice(2 * rank, 2 * rank + 2), slice(0, 2), slice(1, 3)):
     want[shard] = torch.tensor([[1.0, 3.0], [5.0, 7.0]][rank])
     dist.reduce_scatter_tensor(buffer[shard], buffer)
     assert torch.equal(buffer, want), (buffer, want)
+"""
+    for rank in run(tmp_path / "store", 2, code):
+        assert rank.code == 0, rank.stderr
+
+
+def test_a_call_of_several_operations_that_is_wrong_on_one_rank_leaves_the_ranks_in_step(tmp_path):
+    code = """
+import asynccoll, datetime
+group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20))
+
+def parts():  # of which rank 1 can give the first
+    return [torch.ones(1), torch.ones(2).to_sparse() if rank else torch.ones(2)]
+
+def wide():  # too short for two ranks
+    return [torch.ones(2), torch.ones(3 if rank else 4)]
+
+for call in (
+    lambda: dist.reduce_scatter(torch.zeros(rank + 1), parts(), group=group),
+    lambda: group.allreduce_coalesced(parts()).wait(),
+    lambda: group.allgather_coalesced([[torch.zeros(1), torch.zeros(2)] for _ in range(2)], parts()).wait(),
+    lambda: group.all_gather_single_coalesced(wide(), [torch.ones(1), torch.ones(2)]).wait(),
+    lambda: group.reduce_scatter_single_coalesced([torch.zeros(1), torch.zeros(2)], wide()).wait(),
+):
+    try:
+        call()
+    except (NotImplementedError, ValueError):
+        assert rank == 1
+    except asynccoll.RemoteError as error:
+        assert (rank, error.origin) == (0, 1)
+    else:
+        raise AssertionError("no error")
+    total = torch.full((2,), rank + 1.0)
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [3.0, 3.0]
 """
     for rank in run(tmp_path / "store", 2, code):
         assert rank.code == 0, rank.stderr
