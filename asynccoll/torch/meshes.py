@@ -34,7 +34,7 @@ def open_by_store(store: Any, rank: int, size: int, timeout: float | None) -> Sy
         timeout: seconds for the ranks to come, and the limit of an operation; None: without an end.
 
     Raises:
-        RendezvousError: a rank did not come, or the store did not answer.
+        RendezvousError: a rank did not come, the store did not answer, or rank 0 has no address for the others.
     """
     if size == 1:
         return open_with(lambda: world.connect_at(Placement(), timeout=timeout))
@@ -87,12 +87,23 @@ def _own_address(store: Any, rank_count: int) -> str:
         return "127.0.0.1"
     interface = os.environ.get("ASYNCCOLL_SOCKET_IFNAME")
     if interface:
-        return str(interface_address(interface.strip(), socket.AF_INET)[0])
+        try:
+            return str(interface_address(interface.strip(), socket.AF_INET)[0])
+        except LookupError as error:
+            raise RendezvousError(
+                f"rank 0 cannot listen: ASYNCCOLL_SOCKET_IFNAME={interface!r} {error.args[0]}"
+            ) from error
     while not hasattr(store, "host") and hasattr(store, "underlying_store"):
         store = store.underlying_store
     # A file or a hash store says nothing about hosts: then this host's own name has to do.
     name = getattr(store, "host", None) or socket.gethostname()
-    family, _, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-    own = address_towards(family, address)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+        own = address_towards(family, address)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank 0 cannot tell at which address the others reach it: none leads to {name!r} ({error}). Set "
+            "ASYNCCOLL_SOCKET_IFNAME on rank 0 to the interface that does"
+        ) from error
     # The store is on this host, by a name that means loopback here alone (/etc/hosts): the others know what it means.
     return name if is_loopback(own) and names_a_host(name) else own

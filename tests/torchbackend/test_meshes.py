@@ -83,6 +83,21 @@ class TestWhereRank0Listens:
     def test_on_the_interface_that_was_named(self, elsewhere):
         assert elsewhere("node-a", "10.0.0.7", name=" lo ") == "127.0.0.1"
 
+    def test_an_interface_that_is_not_there_is_named(self, elsewhere):
+        with pytest.raises(RendezvousError, match="ASYNCCOLL_SOCKET_IFNAME='eth99' is not a network inter"):
+            elsewhere("node-a", "10.0.0.7", name="eth99")
+
+    def test_a_host_that_nothing_leads_to_is_named(self, monkeypatch):
+        def unknown(*_, **__):
+            raise meshes.socket.gaierror(-2, "Name or service not known")
+
+        store = dist.HashStore()
+        store.set("asynccoll/host/1", "another host")
+        monkeypatch.setattr(meshes.socket, "gethostname", lambda: "node-a")
+        monkeypatch.setattr(meshes.socket, "getaddrinfo", unknown)
+        with pytest.raises(RendezvousError, match=r"none leads to 'node-a' .*not known.*SOCKET_IFNAME"):
+            meshes._own_address(store, 2)
+
     def test_on_loopback_if_all_are_here(self):
         store = dist.HashStore()
         store.set("asynccoll/host/1", meshes.host_identity())
