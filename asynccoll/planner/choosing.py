@@ -19,6 +19,7 @@ from typing import Final
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send, Step
+from asynccoll.planner.rings import SEGMENT
 from asynccoll.planner.topology import Link, Topology, checked_bytes
 
 __all__ = ["choose", "estimate"]
@@ -28,12 +29,15 @@ MESSAGE: Final = 5e-6
 COMBINED: Final = 4e9
 """Bytes per second that one processor adds up."""
 
-SEGMENT: Final = 1 << 20
 LEAST: Final = 1 << 18
+"""Bytes of the shortest segment: of a tree, and of a ring whose parts are wanted early. This and the next three are those by which
+`asynccoll.engine` cuts arrays (a test compares)."""
 SLAB: Final = 1 << 16
-"""Bytes that the schedules move at a time, as `asynccoll.engine` cuts them (a test compares)."""
+"""Bytes that doubling moves at a time."""
 PIECES: Final = 8
+"""Segments into which a tree cuts an array whose segments are neither the shortest nor the longest."""
 MOST_SEGMENTS: Final = 64
+"""Segments into which a ring cuts a chunk at the most."""
 
 _WALKED: Final = 8
 """Segments that are walked; of anything but a ring, for each doubling of the ranks: a tree is full only after some, and a scan by

@@ -136,7 +136,7 @@ class _Page:
 
 
 def _wide(text: str, size: int) -> float:
-    return drawing.columns(text) * size * 0.61
+    return drawing.columns(text) * size * 0.61  # a letter is 0.602 wide in DejaVu Sans Mono
 
 
 def _cut(text: str, most: int) -> str:

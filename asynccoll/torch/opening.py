@@ -17,7 +17,15 @@ import torch.distributed as dist
 
 from asynccoll.errors import AlreadyInitialized
 
-__all__ = ["NO_TIMEOUT", "Limit", "Plan", "init_process_group", "planned", "refuse_second"]
+__all__ = [
+    "NO_TIMEOUT",
+    "Limit",
+    "Plan",
+    "init_process_group",
+    "planned",
+    "refuse_no_method",
+    "refuse_second",
+]
 
 NO_TIMEOUT = timedelta(days=365)
 """What ``timeout=None`` stands for. torch has no "never": parameter servers wait for requests for as long as a training lasts."""
@@ -96,6 +104,12 @@ def planned(
     return Plan(size, own, lists, limits[0], limits[1:], backend)
 
 
+def refuse_no_method(init_method: str | None) -> None:
+    """RuntimeError, in BigGraph's words, where nobody says where the ranks meet."""
+    if init_method is None:
+        raise RuntimeError("distributed_init_method must be set when num_machines > 1")
+
+
 def refuse_second() -> None:
     """AlreadyInitialized where this process has a default group: torch knows only one at a time."""
     if dist.is_initialized():
@@ -136,8 +150,7 @@ def init_process_group(
         AlreadyInitialized: this process has a default group.
     """
     plan = planned(world_size, rank, groups, backend, timeout)
-    if init_method is None:
-        raise RuntimeError("distributed_init_method must be set when num_machines > 1")
+    refuse_no_method(init_method)
     refuse_second()
     return plan.open(init_method=init_method)
 

@@ -25,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from asynccoll.errors import AsynccollError
-from asynccoll.torch.opening import Limit, Plan, planned
+from asynccoll.torch.opening import Limit, Plan, planned, refuse_no_method
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -275,8 +275,7 @@ def start_server(
             f"server={server!r} is not a Startable: derive its class from asynccoll.torch.Startable"
         )
     plan = planned(world_size, server_rank, groups, backend, timeout)
-    if init_method is None:
-        raise RuntimeError("distributed_init_method must be set when num_machines > 1")
+    refuse_no_method(init_method)
     name = f"{type(server).__name__}-{plan.rank}" if process_name is None else process_name
     reader, writer = multiprocessing.get_context("spawn").Pipe(duplex=False)
     process = ServerProcess(
