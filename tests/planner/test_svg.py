@@ -93,8 +93,7 @@ def test_ranks_are_inside_their_boxes(name):
         x, y, r = (float(circle.get(key)) for key in ("cx", "cy", "r"))
         shapes.append((x - r, y - r, x + r, y + r))
     ranks = [text for text in root.iter(f"{NS}text") if text.get("class") == "rank"]
-    spots = {((left + right) / 2, text) for (left, _, right, _), text in boxes(root)}
-    assert spots
+    assert ranks
     where = {}
     for shape in shapes:
         where.setdefault(round((shape[0] + shape[2]) / 2), []).append(shape)
@@ -136,7 +135,7 @@ def test_it_stands_alone_and_has_a_title_and_both_schemes():
     assert root.find(f"{NS}title").text == "who & <where>"
     assert "prefers-color-scheme:dark" in text
     assert not re.search(r"href|url\(|@import|<script|<image", text)
-    assert [found for found in re.findall(r"https?://[^\"]+", text)] == ["http://www.w3.org/2000/svg"]
+    assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
     texts = [element.text for element in root.iter(f"{NS}text")]
     for wanted in (
         "who & <where>",

@@ -1,6 +1,7 @@
 """`bootstrap`: torch's groups over a mesh, in real processes, and what becomes of them when a rank does not go along."""
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch
 import asynccoll
 import asynccoll.torch
 from asynccoll.testing import local_world
+from asynccoll.torch.bootstrapper import _own_address
 
-from . import forking
+from . import forking, turning
 
 pytestmark = pytest.mark.torch
 
@@ -71,22 +73,15 @@ async def main():
                     time.sleep(0.2)
                     return real(plan, **where)
                 opening.Plan.open = late
-            turns = 0
-            async def turning():
-                nonlocal turns
-                while True:
-                    turns += 1
-                    await asyncio.sleep(0.001)
-            ticker = asyncio.create_task(turning())
-            groups = await at.bootstrap(comm, [[0, 1], [1], [0, 1]], timeout=[30, 40, 50, 60])
-            ticker.cancel()
+            with Turning() as turning:
+                groups = await at.bootstrap(comm, [[0, 1], [1], [0, 1]], timeout=[30, 40, 50, 60])
             opening.Plan.open = real
             values = [torch.tensor([float(comm.rank + 1)]) for _ in range(3)]
             for value, group in zip(values, [None, groups[0], groups[2]]):
                 await asyncio.to_thread(dist.all_reduce, value, group=group)
             later = dist.new_group([0, 1])  # the store is alive
             outside = groups[1] == dist.GroupMember.NON_GROUP_MEMBER
-            say(turns=turns, values=[value.item() for value in values], outside=outside,
+            say(turns=turning.count, values=[value.item() for value in values], outside=outside,
                 wide=[a for a in listening() if a.startswith("00000000")])
             del later, groups, group
             dist.destroy_process_group()
@@ -103,7 +98,8 @@ start(main())
 def both():
     """Three bootstraps one after the other, in a world on each of the loops."""
     choice = f"sys.argv[1] = {LOOPS}[WORLD]\n"
-    return dict(zip(LOOPS, map(facts, forking.run(HEAD + choice + ROUNDS, worlds=2)), strict=True))
+    ended = forking.run(HEAD + turning.SOURCE + choice + ROUNDS, worlds=2)
+    return dict(zip(LOOPS, map(facts, ended), strict=True))
 
 
 @pytest.fixture(params=LOOPS)
@@ -347,17 +343,13 @@ async def test_it_takes_a_communicator_of_this_loop():
 
 
 async def test_the_store_is_where_the_links_are():
-    from asynccoll.torch.bootstrapper import _own_address
-
     async with local_world(2) as comms:
         assert [_own_address(comm) for comm in comms] == ["127.0.0.1", "127.0.0.1"]
         comms[0]._pump.own_addresses = lambda: ["127.0.0.1", "192.0.2.7"]
         assert _own_address(comms[0]) == "192.0.2.7"
 
 
-def test_without_torch_the_extra_is_named(tmp_path):
-    import subprocess
-
+def test_without_torch_the_extra_is_named():
     code = (
         "import sys, importlib.util as u\n"
         "real = u.find_spec\n"

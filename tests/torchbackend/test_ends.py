@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+pytest.importorskip("torch")
+
 from .ranks import finish, run, start
 
 pytestmark = pytest.mark.torch

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("torch")
+
 pytestmark = pytest.mark.torch
 
 

@@ -12,6 +12,8 @@ pytest.importorskip("torch")
 
 import asynccoll
 
+from . import turning
+
 pytestmark = pytest.mark.torch
 
 LIMIT = 100
@@ -34,7 +36,7 @@ def say(**facts):
 def torchrun(folder, program, *options):
     """Run ``program`` on two ranks; its exit code, what the ranks said, and all output."""
     script, out = folder / "script.py", folder / "out"
-    script.write_text(HEAD + program)
+    script.write_text(HEAD + turning.SOURCE + program)
     env = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCCOLL_")}
     env.update(PYTHONPATH=str(Path(asynccoll.__file__).parents[1]), OMP_NUM_THREADS="1", TEST_OUT=str(out))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -52,22 +54,13 @@ def torchrun(folder, program, *options):
 
 PROGRAM = """
 async def main():
-    turns = 0
-
-    async def turning():
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0.001)
-
-    ticker = asyncio.create_task(turning())
-    async with asynccoll.init(init_timeout=60) as comm:
-        met = turns
-        async with asynccoll.connect(init_timeout=60) as second:
-            total, other = await asyncio.gather(comm.allreduce(1 + RANK), second.allgather(RANK))
-            # The secret of the mesh is not the user's own, which the store of an agent has nothing to do with.
-            say(what="async", total=total, other=other, local=comm.local_rank, met=met, address=comm._pump.own_addresses())
-    ticker.cancel()
+    with Turning() as turning:
+        async with asynccoll.init(init_timeout=60) as comm:
+            met = turning.count
+            async with asynccoll.connect(init_timeout=60) as second:
+                total, other = await asyncio.gather(comm.allreduce(1 + RANK), second.allgather(RANK))
+                say(what="async", total=total, other=other, local=comm.local_rank, met=met,
+                    address=comm._pump.own_addresses())
 
 asynccoll.run(main())
 with ac.init(init_timeout=60):
@@ -121,21 +114,18 @@ def test_gloo_afterwards_uses_the_same_store(job):
 RESTARTED = """
 restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
-def stay(kept=[]):
+if restart == 0:
     # The first attempt ends with its address in the store: where nobody listens any more.
     from asynccoll.net import agent_store
     agent_store._Asked._forget = lambda self, store: None
-
-if restart == 0:
-    stay()
 with ac.init(init_timeout=40):
-    say(total=ac.allreduce(10 * restart + RANK), secret=os.environ.get("ASYNCCOLL_SECRET"))
+    say(total=ac.allreduce(10 * restart + RANK))
     if restart == 0 and RANK == 1:
         os._exit(7)
     if restart == 0:
         try:
             ac.barrier()
-        except asynccoll.PeerLost as error:
+        except asynccoll.PeerLost:
             os._exit(8)
 """
 

@@ -124,6 +124,7 @@ def _load(backend: str, deadline: float) -> list[type[unittest.TestCase]]:
     for having in (*[names for names in features.values() if "gloo" in names], features["plugin"]):
         having.add(backend)
     environment = os.environ
+    # A real environment would make a plain text of the name.
     os.environ = dict(environment) | {"BACKEND": _name(backend, "gloo", "mpi")}  # type: ignore[assignment]  # noqa: B003
     try:
         from torch.testing._internal.distributed import distributed_test as theirs

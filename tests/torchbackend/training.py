@@ -43,9 +43,9 @@ def step(model, optimizer, w: World, number: int) -> None:
     optimizer.step()
 
 
-def train(model: nn.Module, w: World, optimizer=None) -> dict:
+def train(model: nn.Module, w: World, optimizer=None, steps: int = STEPS) -> dict:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for number in range(STEPS):
+    for number in range(steps):
         step(model, optimizer, w, number)
     return {"weights": weights(model)}
 
@@ -194,26 +194,22 @@ def fp16_wrapper(w):
     return hooked(w, None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
 
 
+def with_power_sgd(w: World, hook, rank: int, steps: int) -> dict:
+    """Steps enough for the hook to begin, with two of an ordinary allreduce before."""
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+    model = DDP(layers())
+    model.register_comm_hook(state, hook)
+    return train(model, w, torch.optim.SGD(model.parameters(), lr=0.1), steps)
+
+
 @scenario("DDP hook PowerSGD", same=("weights",))
 def power_sgd(w):
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    model = DDP(layers())
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number in range(6):
-        step(model, optimizer, w, number)
-    return {"weights": weights(model)}
+    return with_power_sgd(w, powerSGD_hook.powerSGD_hook, rank=2, steps=6)
 
 
 @scenario("DDP hook batched PowerSGD", same=("weights",))
 def batched_power_sgd(w):
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model = DDP(layers())
-    model.register_comm_hook(state, powerSGD_hook.batched_powerSGD_hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for number in range(4):
-        step(model, optimizer, w, number)
-    return {"weights": weights(model)}
+    return with_power_sgd(w, powerSGD_hook.batched_powerSGD_hook, rank=1, steps=4)
 
 
 @scenario("DDP hook quantization")

@@ -63,23 +63,19 @@ def summed(values: list[torch.Tensor]) -> torch.Tensor:
 def all_reduce(w, values):
     mine = values[w.rank]
     dist.all_reduce(mine)
-    return mine, summed([mine_of(values, rank, w) for rank in w.ranks])
+    return mine, summed(w.originals)
 
 
 def broadcast(w, values):
     mine = values[w.rank]
     dist.broadcast(mine, 1)
-    return mine, values[1] if w.rank != 1 else mine
+    return mine, w.originals[1]
 
 
 def reduce(w, values):
-    mine, total = values[w.rank], summed([mine_of(values, rank, w) for rank in w.ranks])
+    mine, total = values[w.rank], summed(w.originals)
     dist.reduce(mine, 1)
     return (mine, total) if w.rank == 1 else (torch.zeros(0), torch.zeros(0))
-
-
-def mine_of(values, rank, w):
-    return w.originals[rank]
 
 
 def all_gather(w, values):
@@ -112,8 +108,7 @@ def scatter(w, values):
 
 def reduce_scatter(w, values):
     out = like(values[0])
-    scaled = [one.detach() for one in values]
-    dist.reduce_scatter(out, scaled)
+    dist.reduce_scatter(out, [one.detach() for one in values])
     return out, summed([values[w.rank]] * w.size)
 
 
