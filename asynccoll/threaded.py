@@ -21,6 +21,7 @@ class Threaded(Communicator):
     """A communicator whose calls come from any thread: prepared there, started in the loop's thread."""
 
     def __init__(self, communicator: Communicator, thread: LoopThread) -> None:
+        # The same communicator, with its pump and its groups: all that differs is how a call gets to the loop.
         self.__dict__.update(communicator.__dict__)
         self._thread = thread
         self._under_way: set[object] = set()

@@ -51,9 +51,8 @@ class RankPlan:
             ValueError: a name, a number, a rank or a machine is not possible; the message names it.
             TypeError: something is not a number.
         """
-        put = (
-            object.__setattr__
-        )  # lists become tuples, and integers of other libraries plain ones: a plan hashes and travels
+        # Lists become tuples, and integers of other libraries plain ones: a plan hashes and travels.
+        put = object.__setattr__
         seen: set[str] = set()
         counts = []
         for role, given in self.counts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,12 +27,6 @@ Tensors = list[torch.Tensor]
 Start = Callable[[], Pending[Any]]
 
 
-class _Options(Protocol):
-    """What torch passes with every call: ``timeout``, and ``reduceOp``, ``rootRank`` where there is such a thing."""
-
-    timeout: Any
-
-
 class Plan:
     """Operations to start, and what becomes of them."""
 
@@ -46,7 +40,10 @@ class Plan:
 
 @untraced
 class Collectives:
-    """What `torch.distributed` and torch's own C++ call. Ranks and roots are the group's."""
+    """What `torch.distributed` and torch's own C++ call. Ranks and roots are the group's.
+
+    ``opts`` are torch's options of the call: ``timeout``, and ``reduceOp`` and ``rootRank`` where there is such a thing.
+    """
 
     _comm: SyncCommunicator
     _limit: float | None
@@ -356,7 +353,7 @@ class Collectives:
             self._batch.append(work)
         return work
 
-    def _seconds(self, opts: _Options) -> float | None:
+    def _seconds(self, opts: Any) -> float | None:
         seconds: float = opts.timeout.total_seconds()
         return seconds if seconds > 0 else self._limit
 

@@ -83,8 +83,6 @@ if rank == 1:
 @pytest.mark.parametrize("last", ["dist.destroy_process_group()", "pass", "sys.exit(0)"])
 def test_an_end_is_silent_with_and_without_destroy(tmp_path, last):
     code = f"""
-import logging
-logging.getLogger("asyncio").setLevel(logging.ERROR)
 work = dist.all_reduce(torch.ones(1000), async_op=True)
 future = work.get_future().then(lambda done: done.value()[0].sum())
 assert float(future.wait()) == 2000
@@ -92,8 +90,7 @@ dist.barrier()
 {last}
 """
     for rank in run(tmp_path / "store", 2, code):
-        noise = [line for line in rank.stderr.splitlines() if "took" not in line]
-        assert (rank.code, rank.stdout, noise) == (0, "", [])
+        assert (rank.code, rank.stdout, rank.stderr) == (0, "", "")
 
 
 def test_ctrl_c_in_a_collective_is_heard_and_the_others_are_told(tmp_path):

@@ -46,6 +46,9 @@ def test_tensors_are_compared_by_value_type_and_shape(other, found):
 def test_whole_numbers_are_compared_exactly():
     one, two = torch.tensor([2**40]), torch.tensor([2**40 + 1])
     assert difference(answers(x=one), answers(x=two))
+    expect(one, one)
+    with pytest.raises(AssertionError):
+        expect(two, one)
 
 
 def test_what_gloo_refuses_or_does_wrong_excuses_anything():
