@@ -83,6 +83,10 @@ def planned(
         raise ValueError(f"rank={rank!r} is outside of world_size={size}: ranks run from 0 to {size - 1}")
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"backend={backend!r} is not the name of a torch backend, such as 'gloo'")
+    known = dist.Backend.backend_list
+    if ":" not in backend and backend.lower() not in known:  # "cpu:gloo,cuda:nccl" is torch's to read
+        names = ", ".join(name for name in known if name != dist.Backend.UNDEFINED)
+        raise ValueError(f"backend={backend!r} is not a backend that torch knows here; there is: {names}")
     lists = _lists(groups, size)
     if isinstance(timeout, Sequence) and not isinstance(timeout, str | bytes):
         if len(timeout) != 1 + len(lists):
