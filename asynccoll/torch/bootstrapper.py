@@ -100,7 +100,8 @@ async def bootstrap(
         CollectiveTimeout: a rank did not call within the timeout of ``comm``.
         RuntimeError: torch's own errors.
 
-    Unless it returns on every rank, no rank keeps a group.
+    Unless it returns on every rank, no rank keeps a group. A rank that is cancelled in its very last step, when the others know
+    that all is up, takes back its own alone.
     """
     if not isinstance(comm, Communicator):
         raise TypeError(
@@ -203,9 +204,10 @@ class _Bootstrap:
             host, port = await self._agree(plan)
             made = await self._open(plan, host, port)
             await self._unless_alarmed(self._group.barrier())
-            # It is up everywhere: no alarm can come. Nobody leaves while another still listens for one.
+            # It is up everywhere. Who is cancelled before it knows tells the others, which are still here.
+            await self._unless_alarmed(self._group.barrier())
             self._ignore_alarms()
-            await self._group.barrier()
+            await self._group.close()  # here, where a cancel takes back what there is
         except BaseException as error:
             cause = await self._fail(error)
             if cause is error:

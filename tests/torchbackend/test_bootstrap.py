@@ -366,6 +366,26 @@ async def test_an_opening_waits_for_one_that_failed_to_come_back_from_torch(monk
         torch.distributed.destroy_process_group()
 
 
+async def test_a_cancel_in_the_very_last_step_leaves_no_group(monkeypatch):
+    closing, close = asyncio.Event(), asynccoll.Communicator.close
+
+    async def slow(self):
+        if "bootstrap" in self.name and not closing.is_set():
+            closing.set()
+            await asyncio.get_running_loop().create_future()
+        await close(self)
+
+    async with asynccoll.connect(rank=0, world_size=1) as comm:
+        monkeypatch.setattr(asynccoll.Communicator, "close", slow)
+        task = asyncio.create_task(asynccoll.torch.bootstrap(comm, [[0]]))
+        await closing.wait()
+        assert torch.distributed.is_initialized()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not torch.distributed.is_initialized()
+
+
 @pytest.fixture
 async def three():
     """A bootstrap on rank 0 of three, before its first step; the groups of the others; and what the alarm of one of them says."""
