@@ -335,9 +335,12 @@ def test_a_large_server_and_many_groups_do_not_go_through_the_pipe_that_spawns()
 @pytest.mark.parametrize(("sentinel", "parent"), [(False, 7), (True, 1)], ids=["ended", "adopted"])
 def test_a_server_without_a_parent_ends_itself_and_if_it_must_by_force(monkeypatch, sentinel, parent):
     joined, done = [], []
-    father = SimpleNamespace(
-        pid=7, is_alive=lambda: sentinel if joined else True, join=lambda limit: joined.append(limit)
-    )
+
+    def join(limit):
+        joined.append(limit)
+        assert len(joined) < 3, "it waits forever"
+
+    father = SimpleNamespace(pid=7, is_alive=lambda: sentinel if joined else True, join=join)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: father)
     monkeypatch.setattr(module.os, "getppid", lambda: parent if joined else 7)
     monkeypatch.setattr(module.os, "kill", lambda pid, number: done.append((pid, number)))
