@@ -76,6 +76,11 @@ def serve(clients: int, handle: Callable[..., Any]) -> None:
         send(rank, ("value", None))
 
 
+def leave() -> None:
+    """Wait for all: who takes from any rank that has something is told by asynccoll, though not by gloo, that one has left."""
+    dist.barrier()
+
+
 class Server(Startable):
     """Has the plan. Its groups are set before `start`: that of the trainers, then the stripes."""
 
@@ -87,6 +92,7 @@ class Server(Startable):
 
     def start(self) -> None:
         serve(len(self.plan.ranks(self.clients)), self.handle)
+        leave()
 
 
 class LockServer(Server):
@@ -160,6 +166,7 @@ class ParameterClient(Server):
         serve(1, self.handle)
         for server in self.plan.ranks("parameter_server"):
             ask(server, "JOIN")
+        leave()
 
     def handle(self, sender: int, verb: str, changes: dict[str, Tensor]) -> dict[str, Tensor]:
         place = {key: self.plan.place(key, "parameter_server") for key in changes}
@@ -214,6 +221,7 @@ class Trainer(Startable):
         last = self.report("last") if self.machine == 0 else None
         for server in (client, lock, *self.plan.ranks("partition_server")):
             ask(server, "JOIN")
+        leave()
         if first is not None and not last < first:
             sys.exit("the loss has not become smaller")
 
@@ -259,15 +267,21 @@ class Trainer(Startable):
 
 
 def supervise(processes: list[ServerProcess]) -> None:
-    """Wait for the end of all. The first that fails is raised, and ends the others with this process."""
-    for process in processes:
-        process.wait_ready(300)
+    """Wait for the end of all. The first that fails is raised, and ends the others with this process.
+
+    All are watched from the beginning: while one is missing, none of the others gets ready.
+    """
+    deadline = time.monotonic() + 300
     while processes:
-        multiprocessing.connection.wait([process.sentinel for process in processes])
+        starting = [process for process in processes if not process.ready]
+        sentinels = [process.sentinel for process in processes]
+        multiprocessing.connection.wait(sentinels, 0.5 if starting else None)
         for process in processes:
             if process.failure is not None:
                 raise process.failure
         processes = [process for process in processes if process.exitcode is None]
+        if starting and time.monotonic() > deadline:
+            starting[0].wait_ready(0)
 
 
 def main() -> None:
@@ -276,6 +290,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="passes over the edges (default 4)")
     parser.add_argument("--backend", default="gloo", help="of torch's process groups (default gloo)")
     options = parser.parse_args()
+    if options.machines < 1 or options.epochs < 1:
+        parser.error("there is at least one machine, and one epoch")
 
     ranks = ProcessRanks.from_num_invocations(options.machines, -1)
     graph = Graph(partitions=2 * options.machines)

@@ -30,9 +30,13 @@ examples:
   asynccoll plan --biggraph 2 3 --json-out plan.json
   asynccoll plan --json plan.json                         also what RankPlan.to_json() wrote; - is standard input
 
+a topology is written by Python: Topology.from_hosts(["a", "a", "b"], latency=...).to_json() of asynccoll.planner,
+with the host of each rank and, if they were measured, the seconds and bytes per second of each link
+
 exit code:
   0    the plan was drawn
   2    a mistake on this command line or in a file, told in one line
+  130  Ctrl-C
 """
 
 
@@ -61,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         found = _read(options)
         text = _text(found, options)
-        if options.svg is not None:
+        if options.svg is not None and options.svg != "-":
             _write(options.svg, _picture(found))
         if options.json_out is not None and options.json_out != "-":
             _write(options.json_out, _document(found))
@@ -111,7 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BYTES",
         help="what a ring passes on at a time (1M)",
     )
-    parser.add_argument("--svg", metavar="FILE", help="draw it all into an SVG file as well")
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        help="draw it all into an SVG file as well; - writes that to standard output, and no drawing",
+    )
     parser.add_argument(
         "--json-out",
         metavar="FILE",
@@ -130,6 +138,8 @@ def _nbytes(text: str) -> int:
 def _read(options: argparse.Namespace) -> _Found:
     plan: RankPlan | None = None
     topology: Topology | None = None
+    if None not in (options.svg, options.json_out) and _same(options.svg, options.json_out):
+        raise ValueError("--svg and --json-out cannot both write to the same place; give two")
     if options.machines is not None and options.roles is None:
         raise ValueError("--machines goes with --roles; other plans say themselves what runs where")
     if options.roles is not None:
@@ -172,12 +182,19 @@ def _roles(text: str) -> dict[str, int]:
 
 
 def _file(name: str) -> bytes:
-    if name == "-":
-        if sys.stdin is None:
-            raise _closed("standard input")
-        return sys.stdin.buffer.read()
-    with open(name, "rb") as file:
-        return file.read()
+    if name == "-" and sys.stdin is None:
+        raise _closed("standard input")
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read()
+        with open(name, "rb") as file:
+            return file.read()
+    except OSError as error:  # what fails in the middle says no name
+        raise OSError(error.errno, error.strerror, "standard input" if name == "-" else name) from None
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _plan_of(text: bytes, name: str) -> tuple[RankPlan | None, Topology | None]:
@@ -213,6 +230,8 @@ def _named(name: str, read: Callable[[str | bytes], _T], text: str | bytes) -> _
 def _text(found: _Found, options: argparse.Namespace) -> str:
     if options.json_out == "-":
         return _document(found)
+    if options.svg == "-":
+        return _picture(found)
     width = max(20, shutil.get_terminal_size().columns)
     terminal = sys.stdout is not None and sys.stdout.isatty()
     bold = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

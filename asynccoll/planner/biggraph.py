@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from asynccoll.planner.given import integer, shown
 from asynccoll.planner.ranks import MOST_RANKS, RankPlan, check_members
 
 __all__ = ["ProcessRanks"]
@@ -96,7 +97,7 @@ class ProcessRanks(_Blocks):
             RuntimeError: "Invalid rank for trainer", with the numbers there are.
         """
         if not _is_index(index, self.num_machines):
-            raise RuntimeError(f"Invalid rank for trainer: {index!r}; use 0 to {self.num_machines - 1}")
+            raise RuntimeError(f"Invalid rank for trainer: {shown(index)}; use 0 to {self.num_machines - 1}")
         return self.trainers[index]
 
     def partition_server(self, index: int) -> int:
@@ -113,7 +114,7 @@ class ProcessRanks(_Blocks):
                 f"{number}; start some yourself only where it is 1 or more"
             )
         if not _is_index(index, number):
-            raise RuntimeError(f"Invalid rank for partition server: {index!r}; use 0 to {number - 1}")
+            raise RuntimeError(f"Invalid rank for partition server: {shown(index)}; use 0 to {number - 1}")
         return self.partition_servers[index]
 
     def groups(
@@ -147,6 +148,8 @@ class ProcessRanks(_Blocks):
 
     def process_name(self, rank: int) -> str:
         """Name of the process of ``rank``: Trainer-i, ParamS-i, ParamC-i, PartS-i, LockServer. ValueError for no rank."""
+        if not _is_index(rank, self.world_size):
+            raise ValueError(f"there is no rank {shown(rank)}; use 0 to {self.world_size - 1}")
         for name, block in (
             ("Trainer", self.trainers),
             ("ParamS", self.parameter_servers),
@@ -155,9 +158,7 @@ class ProcessRanks(_Blocks):
         ):
             if rank in block:
                 return f"{name}-{block.index(rank)}"
-        if rank == self.lock_server:
-            return "LockServer"
-        raise ValueError(f"there is no rank {rank!r}; use 0 to {self.world_size - 1}")
+        return "LockServer"
 
     def plan(
         self,
@@ -189,14 +190,17 @@ class ProcessRanks(_Blocks):
 
 
 def _is_index(value: object, count: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count
+    try:
+        return 0 <= integer(value, "") < count
+    except TypeError:
+        return False
 
 
 def _check(name: str, value: object, least: int, remedy: str) -> None:
     # ValueError for what is no integer too: these numbers come from configuration files.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, which is not an integer; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}, which is not an integer; {remedy}")
     if value < least:
-        raise ValueError(f"{name} is {value}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     if value > MOST_RANKS // 4:
-        raise ValueError(f"{name} is {value}; no plan has more than {MOST_RANKS // 4}")
+        raise ValueError(f"{name} is {shown(value)}; no plan has more than {MOST_RANKS // 4}")

@@ -19,8 +19,9 @@ from typing import Final
 from asynccoll.algorithms import registry
 from asynccoll.algorithms.ring import chunk
 from asynccoll.algorithms.steps import Finish, Recv, Schedule, Send, Step
+from asynccoll.planner.given import shown
 from asynccoll.planner.rings import SEGMENT
-from asynccoll.planner.topology import Link, Topology, checked_bytes
+from asynccoll.planner.topology import Link, Topology, checked, checked_bytes
 
 __all__ = ["choose", "estimate"]
 
@@ -64,10 +65,10 @@ def choose(collective: str, nbytes: int, topology: Topology) -> str:
 
     Raises:
         ValueError: the collective has no choice, or ``nbytes`` is negative or above 2^80.
-        TypeError: ``nbytes`` is not an integer.
+        TypeError: ``nbytes`` is not an integer, or ``topology`` no `Topology`.
     """
     known = _names(collective)
-    nbytes = checked_bytes(nbytes)
+    nbytes, topology = checked_bytes(nbytes), checked(topology)
     best, found = math.inf, ""
     for name in sorted(known, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)):
         seconds = _seconds(collective, name, max(1, nbytes), topology, best)
@@ -89,23 +90,23 @@ def estimate(collective: str, algorithm: str, nbytes: int, topology: Topology) -
 
     Raises:
         ValueError: the collective has no such algorithm, or ``nbytes`` is negative or above 2^80.
-        TypeError: ``nbytes`` is not an integer.
+        TypeError: ``nbytes`` is not an integer, or ``topology`` no `Topology`.
     """
     known = _names(collective)
     if algorithm not in known:
         raise ValueError(
-            f"algorithm {algorithm!r} does not exist for {collective}; there is: {', '.join(known)}"
+            f"algorithm {shown(algorithm)} does not exist for {collective}; there is: {', '.join(known)}"
         )
-    nbytes = checked_bytes(nbytes)
+    nbytes, topology = checked_bytes(nbytes), checked(topology)
     return _seconds(collective, algorithm, nbytes, topology, math.inf)
 
 
 def _names(collective: str) -> tuple[str, ...]:
-    found = registry.names(collective)
+    found = registry.names(collective) if isinstance(collective, str) else ()
     if not found:
         verbs = [verb for verb in ("allreduce_stream", *registry.DEFAULT) if registry.names(verb)]
         raise ValueError(
-            f"{collective!r} is no collective with a choice of algorithms; there is: {', '.join(verbs)}"
+            f"{shown(collective)} is no collective with a choice of algorithms; there is: {', '.join(verbs)}"
         )
     return found
 

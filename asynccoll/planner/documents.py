@@ -9,11 +9,12 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
+from asynccoll.planner.given import shown
+
 __all__ = ["VERSION", "dump", "load", "reject"]
 
 VERSION: Final = 1
 """Of every document that is written here. A reader refuses any other."""
-_SHOWN: Final = 60
 
 
 def dump(form: str, fields: dict[str, Any]) -> str:
@@ -56,10 +57,7 @@ def load(text: str | bytes, form: str, fields: Sequence[str]) -> dict[str, Any]:
 
 def reject(form: str, field: str, value: object, wanted: str) -> NoReturn:
     """Raise the `ValueError` that says what ``field`` must be."""
-    shown = repr(value)
-    if len(shown) > _SHOWN:
-        shown = shown[:_SHOWN] + "..."
-    raise ValueError(f"{form}: the field {field!r} is {shown}; it must be {wanted}")
+    raise ValueError(f"{form}: the field {field!r} is {shown(value)}; it must be {wanted}")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import hashlib
 import operator
 from typing import Any, TypeAlias
 
+from asynccoll.planner.given import shown
+
 __all__ = ["Key", "holder"]
 
 Key: TypeAlias = "str | bytes | int | tuple[Key, ...]"
@@ -68,7 +70,7 @@ def _encode(key: Any, depth: int) -> bytes:
             length = number.bit_length() // 8 + 1
             return _framed(b"i", number.to_bytes(length, "big", signed=True))
     raise TypeError(
-        f"a key is a str, bytes, int or a tuple of these, not {key!r} of type {type(key).__name__}; convert it first"
+        f"a key is a str, bytes, int or a tuple of these, not {shown(key)} of type {type(key).__name__}; convert it first"
     )
 
 

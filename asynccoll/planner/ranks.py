@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from asynccoll.planner import documents
+from asynccoll.planner.given import integer, items, shown
 from asynccoll.planner.placing import Key, holder
 
 __all__ = ["MOST_MEMBERS", "MOST_RANKS", "RankPlan", "check_members"]
@@ -55,11 +55,11 @@ class RankPlan:
         put = object.__setattr__
         seen: set[str] = set()
         counts = []
-        for role, given in self.counts:
+        for role, given in _pairs(self.counts, "counts is", '(("trainer", 4), ...)'):
             _check_name("role", role, seen)
-            count = _integer(given, f"the number of ranks of role {role!r} is")
+            count = integer(given, f"the number of ranks of role {role!r} is")
             if not 0 <= count <= MOST_RANKS:
-                raise ValueError(f"role {role!r} has {count} ranks; use 0 to {MOST_RANKS}")
+                raise ValueError(f"role {role!r} has {shown(count)} ranks; use 0 to {MOST_RANKS}")
             counts.append((role, count))
         put(self, "counts", tuple(counts))
         if not 1 <= self.world_size <= MOST_RANKS:
@@ -67,9 +67,10 @@ class RankPlan:
         seen = set()
         groups = []
         total = 0
-        for name, members in self.named_groups:
+        for name, members in _pairs(self.named_groups, "named_groups is", '(("everyone", (0, 1)), ...)'):
             _check_name("group", name, seen)
-            ranks = tuple(self._rank(rank, f"group {name!r} holds") for rank in members)
+            given = items(members, f"the members of group {name!r} are", "write its ranks, as a list")
+            ranks = tuple(self._rank(rank, f"group {name!r} holds") for rank in given)
             if not ranks:
                 raise ValueError(f"group {name!r} is empty: a group has at least one rank")
             if len(set(ranks)) < len(ranks):
@@ -79,7 +80,8 @@ class RankPlan:
             check_members([total])
         put(self, "named_groups", tuple(groups))
         if self.machines is not None:
-            put(self, "machines", self._numbered(self.machines))
+            wanted = "give the machine of each rank, as a list"
+            put(self, "machines", self._numbered(items(self.machines, "machines is", wanted)))
 
     @classmethod
     def from_roles(
@@ -104,16 +106,16 @@ class RankPlan:
             TypeError: something is of another type.
         """
         if not isinstance(roles, Mapping):
-            raise TypeError(f'roles is {roles!r}; write {{"trainer": 4, "lock_server": 1}}')
+            raise TypeError(f'roles is {shown(roles)}; write {{"trainer": 4, "lock_server": 1}}')
         bare = cls(tuple(roles.items()))
         if groups is None:
             named = tuple((role, bare.ranks(role)) for role, count in bare.counts if count)
         elif not isinstance(groups, Mapping):
-            raise TypeError(f'groups is {groups!r}; write {{"everyone": ["trainer", 4]}}')
+            raise TypeError(f'groups is {shown(groups)}; write {{"everyone": ["trainer", 4]}}')
         else:
             named = tuple((name, bare._members(name, members)) for name, members in groups.items())
-        if machines is not None and (not isinstance(machines, Sequence) or isinstance(machines, str | bytes)):
-            machines = bare._spread(_integer(machines, "the number of machines is"))
+        if machines is not None and (not isinstance(machines, Iterable) or isinstance(machines, str | bytes)):
+            machines = bare._spread(integer(machines, "the number of machines is"))
         return cls(bare.counts, named, None if machines is None else tuple(machines))
 
     def with_group(self, name: str, members: Iterable[str | int], repeat: int = 1) -> RankPlan:
@@ -128,8 +130,8 @@ class RankPlan:
             ValueError: the name is taken, a member does not exist or is there twice, ``repeat`` is below 1, or the groups are too
                 large together.
         """
-        if _integer(repeat, "repeat is") < 1:
-            raise ValueError(f"repeat={repeat}: a group is there once or more")
+        if integer(repeat, "repeat is") < 1:
+            raise ValueError(f"repeat={shown(repeat)}: a group is there once or more")
         _check_name("group", name, set())  # before a number makes a str of whatever it is
         ranks = self._members(name, members)
         check_members([max(1, len(ranks)) * repeat])
@@ -164,7 +166,7 @@ class RankPlan:
             if name == role:
                 return tuple(range(start, start + count))
             start += count
-        raise ValueError(f"there is no role {role!r}; there is: {', '.join(self.roles)}")
+        raise ValueError(f"there is no role {shown(role)}; there is: {', '.join(self.roles)}")
 
     def role_of(self, rank: int) -> str:
         """The role of ``rank``. ValueError where there is no such rank."""
@@ -183,12 +185,15 @@ class RankPlan:
         """The ranks that run on ``machine``, ascending; those without a machine for None.
 
         Raises:
-            ValueError: there is no such machine, or the plan says nothing about machines.
+            ValueError: there is no such machine, or the plan says nothing about machines. TypeError: it is no integer.
         """
         if self.machines is None:
             raise ValueError("this plan does not say which rank runs where; make it with machines=")
-        if machine is not None and not 0 <= machine < self.num_machines:
-            raise ValueError(f"there is no machine {machine!r}; use 0 to {self.num_machines - 1}")
+        if (
+            machine is not None
+            and not 0 <= integer(machine, "give the number of a machine, not") < self.num_machines
+        ):
+            raise ValueError(f"there is no machine {shown(machine)}; use 0 to {self.num_machines - 1}")
         return tuple(rank for rank, at in enumerate(self.machines) if at == machine)
 
     def place(self, key: Key, role: str) -> int:
@@ -206,7 +211,7 @@ class RankPlan:
         """
         ranks = self.ranks(role)
         if not ranks:
-            raise ValueError(f"role {role!r} has no ranks, so nobody can hold {key!r}")
+            raise ValueError(f"role {role!r} has no ranks, so nobody can hold {shown(key)}")
         return ranks[holder(key, len(ranks))]
 
     def to_json(self) -> str:
@@ -259,9 +264,9 @@ class RankPlan:
         raise AssertionError(f"rank {rank} is below {self.world_size} and has no role")
 
     def _rank(self, given: object, who: str) -> int:
-        rank = _integer(given, f"{who} rank")
+        rank = integer(given, f"{who} rank")
         if not 0 <= rank < self.world_size:
-            raise ValueError(f"{who} rank {rank}, and there is none; use 0 to {self.world_size - 1}")
+            raise ValueError(f"{who} rank {shown(rank)}, and there is none; use 0 to {self.world_size - 1}")
         return rank
 
     def _numbered(self, machines: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -271,14 +276,14 @@ class RankPlan:
                 f"{len(machines)} machines are given for {self.world_size} ranks; give one for each rank"
             )
         found = tuple(
-            None if at is None else _integer(at, f"the machine of rank {rank} is")
+            None if at is None else integer(at, f"the machine of rank {rank} is")
             for rank, at in enumerate(machines)
         )
         used = {at for at in found if at is not None}
         for at in used:
             if not 0 <= at < len(used):
                 raise ValueError(
-                    f"there is a machine {at}, and {len(used)} machines have ranks; number them from 0 on, without gaps"
+                    f"there is a machine {shown(at)}, and {len(used)} machines have ranks; number them from 0 on, without gaps"
                 )
         return found
 
@@ -287,7 +292,7 @@ class RankPlan:
         largest = max(count for _, count in self.counts)
         if not 1 <= number <= largest:
             raise ValueError(
-                f"{number} machines, and the largest role has {largest} ranks; use 1 to {largest}"
+                f"{shown(number)} machines, and the largest role has {largest} ranks; use 1 to {largest}"
             )
         return tuple(
             index if count <= number else index * number // count
@@ -296,14 +301,15 @@ class RankPlan:
         )
 
     def _members(self, name: str, members: Iterable[str | int]) -> tuple[int, ...]:
-        if isinstance(members, str):
-            raise TypeError(f"the members of group {name!r} are {members!r}; write a list, [{members!r}]")
+        wanted = (
+            f"write a list, [{members!r}]" if isinstance(members, str) else "write a list of roles and ranks"
+        )
         found: list[int] = []
-        for member in members:
+        for member in items(members, f"the members of group {name!r} are", wanted):
             if isinstance(member, str):
                 found += self.ranks(member)
             else:
-                found.append(_integer(member, f"group {name!r} holds"))
+                found.append(integer(member, f"group {name!r} holds"))
         return tuple(found)
 
 
@@ -317,23 +323,22 @@ def check_members(sizes: Iterable[int]) -> None:
 
 def _check_name(kind: str, name: object, seen: set[str]) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"the name of a {kind} is {name!r}, which is not a str")
+        raise TypeError(f"the name of a {kind} is {shown(name)}, which is not a str")
     if not name or not name.isprintable() or name != name.strip():
-        raise ValueError(f"the name of a {kind} is {name!r}; use printable characters, no blanks at its ends")
+        raise ValueError(
+            f"the name of a {kind} is {shown(name)}; use printable characters, no blanks at its ends"
+        )
     if name in seen:
         raise ValueError(f"there are two {kind}s of the name {name!r}; give each its own")
     seen.add(name)
 
 
-def _integer(value: object, what: str) -> int:
-    """``value`` as an int; bool is none, since ``True`` as a count or a rank is a slip."""
-    if not isinstance(value, bool):
-        try:
-            # Asked of anything on purpose: its TypeError is the check.
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise TypeError(f"{what} {value!r}, which is not an integer")
+def _pairs(value: Any, what: str, form: str) -> list[tuple[Any, Any]]:
+    wanted = f"it must be pairs, {form}"
+    pairs = [items(pair, what, wanted) for pair in items(value, what, wanted)]
+    if not all(len(pair) == 2 for pair in pairs):
+        raise TypeError(f"{what} {shown(value)}; {wanted}")
+    return [(first, second) for first, second in pairs]
 
 
 def _is_table(value: Any) -> bool:

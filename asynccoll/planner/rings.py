@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Final, NamedTuple, TypeAlias
 
-from asynccoll.planner.topology import Topology, checked_bytes
+from asynccoll.planner.given import integers, shown
+from asynccoll.planner.topology import Topology, checked, checked_bytes
 
 __all__ = ["EXACT", "SEGMENT", "RingCost", "ring_cost", "ring_order"]
 
@@ -48,12 +49,12 @@ def ring_cost(topology: Topology, order: Sequence[int], nbytes: int = SEGMENT) -
 
     Raises:
         ValueError: ``order`` is not a permutation of the topology's ranks, or ``nbytes`` is negative or above 2^80.
-        TypeError: ``nbytes`` is not an integer.
+        TypeError: ``nbytes`` is not an integer, ``order`` no list of integers, or ``topology`` no `Topology`.
     """
+    wanted = f"name each rank from 0 to {checked(topology).world_size - 1} once"
+    order = integers(order, "order is", wanted)
     if sorted(order) != list(topology.ranks):
-        raise ValueError(
-            f"order is {list(order)[:16]}; name each rank from 0 to {topology.world_size - 1} once"
-        )
+        raise ValueError(f"order is {shown(order)}; {wanted}")
     nbytes = checked_bytes(nbytes)
     edges = [_cost(topology, a, b, nbytes) for a, b in _around(order)] or [0]
     return RingCost(max(edges) / _SECOND, sum(edges) / _SECOND)
@@ -73,11 +74,11 @@ def ring_order(topology: Topology, nbytes: int = SEGMENT) -> tuple[int, ...]:
 
     Raises:
         ValueError: ``nbytes`` is negative or above 2^80.
-        TypeError: ``nbytes`` is not an integer.
+        TypeError: ``nbytes`` is not an integer, or ``topology`` no `Topology`.
     """
     nbytes = checked_bytes(nbytes)
     hosts: dict[str, list[int]] = {}
-    for rank, host in enumerate(topology.hosts):
+    for rank, host in enumerate(checked(topology).hosts):
         hosts.setdefault(host, []).append(rank)
     by_host = tuple(rank for here in hosts.values() for rank in here)
     size = topology.world_size

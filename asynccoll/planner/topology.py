@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from asynccoll.planner import documents
+from asynccoll.planner.given import integer, integers, items, shown
 
-__all__ = ["LOCAL", "MOST_BYTES", "REMOTE", "Link", "Matrix", "Topology", "checked_bytes"]
+__all__ = ["LOCAL", "MOST_BYTES", "REMOTE", "Link", "Matrix", "Topology", "checked", "checked_bytes"]
 
 Matrix: TypeAlias = tuple[tuple[float, ...], ...]
 """W rows of W numbers: ``[a][b]`` is about what rank a sends to rank b. The diagonal is 0.0 and means nothing."""
@@ -27,17 +27,9 @@ MOST_BYTES: Final = 1 << 80
 
 def checked_bytes(nbytes: object) -> int:
     """``nbytes`` as an int. TypeError where it is not an integer, ValueError where it is below 0 or above `MOST_BYTES`."""
-    try:
-        if isinstance(nbytes, bool):
-            raise TypeError
-        # Asked of anything on purpose: its TypeError is the check.
-        number = operator.index(nbytes)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"nbytes is {nbytes!r}, which is not an integer; give a number of bytes") from None
+    number = integer(nbytes, "give a number of bytes: nbytes is")
     if number < 0:
-        raise ValueError(
-            f"nbytes is {nbytes if number > -MOST_BYTES else 'far below 0'}; it must be 0 or more"
-        )
+        raise ValueError(f"nbytes is {shown(number)}; it must be 0 or more")
     if number > MOST_BYTES:
         raise ValueError(f"nbytes is an integer of {number.bit_length()} bits; it must be at most 2^80")
     return number
@@ -82,12 +74,16 @@ class Topology:
             TypeError: something is of another type.
         """
         put = object.__setattr__
-        put(self, "hosts", tuple(self.hosts))
+        put(
+            self,
+            "hosts",
+            tuple(items(self.hosts, "hosts is", "give the name of each rank's host, as a list")),
+        )
         if not self.hosts:
             raise ValueError("hosts is empty: a topology has at least one rank")
         for rank, host in enumerate(self.hosts):
             if not isinstance(host, str):
-                raise TypeError(f"the host of rank {rank} is {host!r}, which is not a str")
+                raise TypeError(f"the host of rank {rank} is {shown(host)}, which is not a str")
             if not host or not host.isprintable() or host != host.strip():
                 raise ValueError(
                     f"the host of rank {rank} is {host!r}; use a printable name, no blanks at its ends"
@@ -115,10 +111,8 @@ class Topology:
         Raises:
             ValueError, TypeError: as for the fields.
         """
-        if isinstance(hosts, str):
-            raise TypeError(f"hosts is {hosts!r}; give the name of each rank's host, as a list")
-        # Rows of any kind become tuples in `__post_init__`, however a topology comes to be.
-        return cls(tuple(hosts), latency, bandwidth)  # type: ignore[arg-type]
+        # Whatever kind of lists they are become tuples in `__post_init__`, however a topology comes to be.
+        return cls(hosts, latency, bandwidth)  # type: ignore[arg-type]
 
     @property
     def world_size(self) -> int:
@@ -143,10 +137,13 @@ class Topology:
         return found
 
     def link(self, source: int, target: int) -> Link:
-        """From rank ``source`` to rank ``target``: what was measured, else what is assumed for one host, or for two."""
+        """From rank ``source`` to rank ``target``: what was measured, else what is assumed for one host, or for two.
+
+        ValueError where there is no such rank, TypeError for what is no integer.
+        """
         for rank in (source, target):
-            if not 0 <= rank < self.world_size:
-                raise ValueError(f"there is no rank {rank!r}; use 0 to {self.world_size - 1}")
+            if not 0 <= integer(rank, "give the number of a rank, not") < self.world_size:
+                raise ValueError(f"there is no rank {shown(rank)}; use 0 to {self.world_size - 1}")
         assumed = LOCAL if self.hosts[source] == self.hosts[target] else REMOTE
         return Link(
             assumed.latency if self.latency is None else self.latency[source][target],
@@ -160,15 +157,16 @@ class Topology:
 
         Raises:
             ValueError: ``order`` is empty, names a rank twice or one that does not exist.
+            TypeError: it is no list of integers.
         """
+        wanted = f"name ranks from 0 to {self.world_size - 1}, none of them twice"
+        order = integers(order, "order is", wanted)
         if (
-            len(order) == 0
+            not order
             or len(set(order)) < len(order)
             or not all(0 <= rank < self.world_size for rank in order)
         ):
-            raise ValueError(
-                f"order is {list(order)[:16]}; name ranks from 0 to {self.world_size - 1}, none of them twice"
-            )
+            raise ValueError(f"order is {shown(order)}; {wanted}")
         latency, bandwidth = (
             None if matrix is None else tuple(tuple(matrix[a][b] for b in order) for a in order)
             for matrix in (self.latency, self.bandwidth)
@@ -206,12 +204,23 @@ class Topology:
         return f"<Topology {self.world_size} ranks on {len(set(self.hosts))} hosts, links {links}>"
 
 
+def checked(topology: object) -> Topology:
+    """``topology``, if it is one; else a TypeError that says how to make one."""
+    if not isinstance(topology, Topology):
+        raise TypeError(
+            f'topology is {shown(topology)}; give a Topology, such as Topology.from_hosts(["host-a", "host-a", "host-b"])'
+        )
+    return topology
+
+
 def _matrix(name: str, rows: Any, size: int, bounds: tuple[float, float]) -> Matrix:
     least, most = bounds
+    rows = items(rows, f"{name} is", f"give {size} rows of {size} numbers")
     if len(rows) != size:
         raise ValueError(f"{name} has {len(rows)} rows for {size} ranks; give one for each rank")
     found = []
-    for a, row in enumerate(rows):
+    for a, given in enumerate(rows):
+        row = items(given, f"{name}[{a}] is", f"give {size} rows of {size} numbers")
         if len(row) != size:
             raise ValueError(f"{name}[{a}] has {len(row)} numbers for {size} ranks; give one for each rank")
         numbers = []
@@ -220,13 +229,13 @@ def _matrix(name: str, rows: Any, size: int, bounds: tuple[float, float]) -> Mat
                 numbers.append(0.0)
                 continue
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise TypeError(f"{name}[{a}][{b}] is {value!r}, which is not a number")
+                raise TypeError(f"{name}[{a}][{b}] is {shown(value)}, which is not a number")
             try:
                 number = float(value)
             except OverflowError:
                 number = math.inf
             if not least <= number <= most:
-                raise ValueError(f"{name}[{a}][{b}] is {value!r:.40}; it must be from {least:g} to {most:g}")
+                raise ValueError(f"{name}[{a}][{b}] is {shown(value)}; it must be from {least:g} to {most:g}")
             numbers.append(number)
         found.append(tuple(numbers))
     return tuple(found)

@@ -40,6 +40,7 @@ from asynccoll.errors import (
     PeerLost,
     RemoteError,
 )
+from asynccoll.pickling import text_of
 from asynccoll.torch.opening import Limit, Plan, planned, refuse_second
 
 __all__ = ["bootstrap"]
@@ -52,6 +53,13 @@ ATTEMPT = 10.0
 
 GRACE = 2.0
 """Seconds for telling the others of a failure, and for the thread to come back once the store is gone."""
+
+COMEBACK = 15.0
+"""Seconds for which an opening waits for the thread of one before it that failed: more than `ATTEMPT`, its longest wait that
+nothing ends."""
+
+LOOK = 0.05
+"""Seconds between two looks at that thread."""
 
 SECOND_THOUGHT = 1.0
 """Seconds in which the cause may still arrive, where torch failed here: the rank that began it has told all the others, but
@@ -92,7 +100,8 @@ async def bootstrap(
         CollectiveTimeout: a rank did not call within the timeout of ``comm``.
         RuntimeError: torch's own errors.
 
-    Unless it returns on every rank, no rank keeps a group.
+    Unless it returns on every rank, no rank keeps a group. A rank that is cancelled in its very last step, when the others know
+    that all is up, takes back its own alone.
     """
     if not isinstance(comm, Communicator):
         raise TypeError(
@@ -108,6 +117,9 @@ class _Opening:
 
     lock = threading.Lock()
     """Held from the start to the end of an opening."""
+
+    abandoned = False
+    """Nobody waits any more for the opening under way: it ends once torch comes back, and leaves nothing."""
 
 
 class _Thread:
@@ -159,7 +171,7 @@ class _Thread:
     def abandon(self) -> bool:
         """What it makes from now on it undoes itself. True: it has made it already, and undoing is the caller's."""
         with self._lock:
-            self._abandoned = True
+            self._abandoned = _Opening.abandoned = True
             return self._succeeded
 
 
@@ -171,7 +183,13 @@ class _Bootstrap:
         # The same ranks under a name of our own: what the user has under way on `comm` is in nobody's way.
         self._group = group
         self._started = asyncio.get_running_loop().time()
-        self._alarm = group.recv_message(tag=_TAG, timeout=math.inf)
+        # One for each of the others: a receive from any of them would end with the first who leaves, maybe because of an alarm that
+        # is still on its way here.
+        self._alarms = [
+            group.recv_message(rank, _TAG, timeout=math.inf)
+            for rank in range(group.world_size)
+            if rank != group.rank
+        ]
         self._thread: _Thread | None = None
         # Rank 0's store server. The only reference until the default group takes it over.
         self._server: dist.TCPStore | None = None
@@ -186,9 +204,10 @@ class _Bootstrap:
             host, port = await self._agree(plan)
             made = await self._open(plan, host, port)
             await self._unless_alarmed(self._group.barrier())
-            # It is up everywhere: no alarm can come. Nobody leaves while another still listens for one.
-            self._alarm.cancel()
-            await self._group.barrier()
+            # It is up everywhere. Who is cancelled before it knows tells the others, which are still here.
+            await self._unless_alarmed(self._group.barrier())
+            self._ignore_alarms()
+            await self._group.close()  # here, where a cancel takes back what there is
         except BaseException as error:
             cause = await self._fail(error)
             if cause is error:
@@ -198,7 +217,7 @@ class _Bootstrap:
             self._keep_server()
             return made
         finally:
-            self._alarm.cancel()
+            self._ignore_alarms()
             await self._group.close()
 
     async def _agree(self, plan: Plan) -> tuple[str, int]:
@@ -220,11 +239,15 @@ class _Bootstrap:
         return host, port
 
     async def _open(self, plan: Plan, host: str, port: int) -> list[dist.ProcessGroup]:
-        if not _Opening.lock.acquire(blocking=False):
-            raise AlreadyInitialized(
-                "torch's default process group is being opened in this process already, or an opening that failed has not come "
-                "back from torch: one at a time; after a failure, start the process again"
-            )
+        deadline = asyncio.get_running_loop().time() + COMEBACK
+        while not _Opening.lock.acquire(blocking=False):
+            if not _Opening.abandoned or asyncio.get_running_loop().time() > deadline:
+                raise AlreadyInitialized(
+                    "torch's default process group is being opened in this process already, or an opening that failed has not "
+                    "come back from torch: one at a time; after a failure, start the process again"
+                )
+            await self._unless_alarmed(asyncio.sleep(LOOK))
+        _Opening.abandoned = False
 
         def opened(wanted: Callable[[], bool]) -> list[dist.ProcessGroup]:
             store = _reach(host, port, min(CONNECT, plan.world_timeout.total_seconds()), wanted)
@@ -236,28 +259,56 @@ class _Bootstrap:
         except RuntimeError:  # no thread to be had
             _Opening.lock.release()
             raise
-        made: list[dist.ProcessGroup] = await self._unless_alarmed(self._thread.done)
+        made: list[dist.ProcessGroup] = await self._unless_alarmed(self._thread.done, SECOND_THOUGHT)
         return made
 
-    async def _unless_alarmed(self, work: Awaitable[T]) -> T:
-        """The result of ``work``; the alarm's error if that comes first."""
+    async def _unless_alarmed(self, work: Awaitable[T], patience: float | None = None) -> T:
+        """The result of ``work``; an alarm's error if that comes first.
+
+        ``patience``: seconds for which ``work`` goes on once a rank has left. None: for ever. The group's own operations end by
+        themselves where they need that rank; and where they do not, their result is still good.
+        """
         future = asyncio.ensure_future(work)
         try:
-            waited: set[asyncio.Future[Any]] = {future, self._alarm}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                raise self._alarmed()
+            error = await self._alarm_before(future, patience)
+            if error is not None:
+                raise error
         except BaseException:  # re-raised
             future.cancel()
             raise
         return future.result()
 
-    def _alarmed(self) -> BaseException:
-        """The error that the alarm stands for: it has come, or waiting for it has failed."""
-        failure = self._alarm.exception()
+    async def _alarm_before(
+        self, future: asyncio.Future[Any] | None, patience: float | None, limit: float | None = None
+    ) -> BaseException | None:
+        """What ends the wait for ``future``, or if there is none for ``limit`` seconds; None where nothing does."""
+        left: BaseException | None = None
+        waited: set[asyncio.Future[Any]] = {*self._alarms} if future is None else {future, *self._alarms}
+        while waited:
+            done, waited = await asyncio.wait(waited, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if future in done:
+                return None
+            heard = [self._alarmed(alarm) for alarm in done if not alarm.cancelled()]
+            for error in heard:
+                if not isinstance(error, CommunicatorClosed):
+                    return error
+            # Who leaves without an alarm has heard of one, which may be on its way here.
+            left = left or next(iter(heard), None)
+            if not done:
+                return left
+            limit = limit if patience is None else patience
+        return left
+
+    def _ignore_alarms(self) -> None:
+        for alarm in self._alarms:
+            alarm.cancel()
+
+    def _alarmed(self, alarm: asyncio.Future[Any]) -> BaseException:
+        """The error that an alarm stands for: it has come, or waiting for it has failed."""
+        failure = alarm.exception()
         if failure is not None:
             return failure
-        message = self._alarm.result()
+        message = alarm.result()
         told = message.value
         if told["kind"] == "cancelled":
             return CollectiveCancelled(message.source, self._context())
@@ -281,11 +332,8 @@ class _Bootstrap:
             error, AlreadyInitialized
         ):
             # torch's own, or that a rank left: it may be the echo of what went wrong there.
-            if self._group.world_size > 1:
-                await asyncio.wait({self._alarm}, timeout=SECOND_THOUGHT)
-            if self._alarm.done() and not self._alarm.cancelled():
-                heard = self._alarmed()
-                error = error if isinstance(heard, CommunicatorClosed) else heard
+            heard = await self._alarm_before(None, None, SECOND_THOUGHT)
+            error = error if heard is None or isinstance(heard, CommunicatorClosed) else heard
         try:
             # Whatever ends on every rank by itself needs no telling.
             if not isinstance(
@@ -305,7 +353,7 @@ class _Bootstrap:
         alarm = {
             "kind": kind,
             "type": type(error).__qualname__,
-            "text": str(error)[:_MAX_TEXT],
+            "text": text_of(error)[:_MAX_TEXT],
             "traceback": trace,
         }
         try:

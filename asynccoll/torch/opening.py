@@ -17,15 +17,7 @@ import torch.distributed as dist
 
 from asynccoll.errors import AlreadyInitialized
 
-__all__ = [
-    "NO_TIMEOUT",
-    "Limit",
-    "Plan",
-    "init_process_group",
-    "planned",
-    "refuse_no_method",
-    "refuse_second",
-]
+__all__ = ["NO_TIMEOUT", "Limit", "Plan", "given_method", "init_process_group", "planned", "refuse_second"]
 
 NO_TIMEOUT = timedelta(days=365)
 """What ``timeout=None`` stands for. torch has no "never": parameter servers wait for requests for as long as a training lasts."""
@@ -91,6 +83,10 @@ def planned(
         raise ValueError(f"rank={rank!r} is outside of world_size={size}: ranks run from 0 to {size - 1}")
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"backend={backend!r} is not the name of a torch backend, such as 'gloo'")
+    known = dist.Backend.backend_list
+    if ":" not in backend and backend.lower() not in known:  # "cpu:gloo,cuda:nccl" is torch's to read
+        names = ", ".join(name for name in known if name != dist.Backend.UNDEFINED)
+        raise ValueError(f"backend={backend!r} is not a backend that torch knows here; there is: {names}")
     lists = _lists(groups, size)
     if isinstance(timeout, Sequence) and not isinstance(timeout, str | bytes):
         if len(timeout) != 1 + len(lists):
@@ -104,10 +100,11 @@ def planned(
     return Plan(size, own, lists, limits[0], limits[1:], backend)
 
 
-def refuse_no_method(init_method: str | None) -> None:
-    """RuntimeError, in BigGraph's words, where nobody says where the ranks meet."""
+def given_method(init_method: str | None) -> str:
+    """``init_method``. RuntimeError, in BigGraph's words, where nobody says where the ranks meet."""
     if init_method is None:
         raise RuntimeError("distributed_init_method must be set when num_machines > 1")
+    return init_method
 
 
 def refuse_second() -> None:
@@ -150,9 +147,9 @@ def init_process_group(
         AlreadyInitialized: this process has a default group.
     """
     plan = planned(world_size, rank, groups, backend, timeout)
-    refuse_no_method(init_method)
+    where = given_method(init_method)
     refuse_second()
-    return plan.open(init_method=init_method)
+    return plan.open(init_method=where)
 
 
 def _integer(name: str, value: Any) -> int:

@@ -1,6 +1,7 @@
 """Servers in processes of their own, whose readiness and death are known. Knows processes and one pipe, not what a server does.
 
 The pipe carries a few JSON texts from the child, and nothing else: that it has begun, that its groups are up, what ended it.
+What the child gets is in a file without a name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -21,11 +23,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import IO, TYPE_CHECKING, Any
 
 from asynccoll.errors import AsynccollError
-from asynccoll.torch.opening import Limit, Plan, planned, refuse_no_method
+from asynccoll.pickling import text_of
+from asynccoll.torch.opening import Limit, Plan, given_method, planned
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -34,6 +37,12 @@ __all__ = ["ServerFailed", "ServerProcess", "Startable", "start_server"]
 
 LOOK = 0.25
 """Seconds between two looks at a child beside its sentinel, which a process that the child forked keeps from telling its end."""
+
+FOLLOW = 1.0
+"""Seconds between two looks of a child at who its parent is."""
+
+GRACE = 5.0
+"""Seconds that a child whose parent has ended gets for ending in its own way, before it is killed."""
 
 _LAST_WORDS = 1.0
 """Seconds for a child that is ending to be reaped, once its sentinel has told."""
@@ -153,9 +162,7 @@ class ServerProcess(SpawnProcess):
             ServerFailed: the process ended before; raised at once when that happens.
             TimeoutError: it was not ready in time. It goes on.
         """
-        limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if limit is not None and not limit >= 0:
-            raise ValueError(f"timeout={timeout!r} is not a number of seconds")
+        limit = _seconds(timeout)
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             if self.ready:
@@ -171,9 +178,8 @@ class ServerProcess(SpawnProcess):
                     f"server {self.name!r} (rank {self._rank}) was not ready after {limit:g} s: it is in {self._stage}. Every rank "
                     "must open its process group; look at those that have not, or raise timeout="
                 )
-            watched: list[Any] = [self.sentinel]
-            if self._reader is not None:
-                watched.append(self._reader)
+            reader = self._reader  # another thread may find its end meanwhile
+            watched: list[Any] = [self.sentinel] if reader is None else [self.sentinel, reader]
             if self.sentinel in multiprocessing.connection.wait(watched, left):
                 self.join(_LAST_WORDS)
 
@@ -199,9 +205,9 @@ class ServerProcess(SpawnProcess):
                     if "type" in said:
                         self._report = {key: str(value) for key, value in said.items()}
             except (EOFError, OSError, ValueError, KeyError):  # it has ended, maybe within a text
-                if self._reader is not None:
-                    self._reader.close()
-                    self._reader = None
+                self._reader = (
+                    None  # closed when nobody has it any more: another thread may be waiting for it
+                )
 
     def _failed(self, code: int | None) -> ServerFailed:
         report = self._report or {}
@@ -220,23 +226,71 @@ class ServerProcess(SpawnProcess):
         return {key: value for key, value in vars(self).items() if key not in ("_reader", "_lock")}
 
 
-class _Parcel:
-    """A server on its way into its process: unpickled there by us, not before, so that a failure can be reported."""
+def _seconds(timeout: Any) -> float | None:
+    """The limit of `ServerProcess.wait_ready`."""
+    limit = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"timeout={timeout!r} is not a number of seconds, a timedelta or None")
+    if not limit >= 0:
+        raise ValueError(f"timeout={timeout!r} is not a number of seconds")
+    return float(limit)
 
-    def __init__(self, server: Startable, rank: int) -> None:
+
+class _Parcel:
+    """A server and its plan on their way into the process: unpickled there by us, not before, so that a failure can be reported.
+
+    In a file: what goes through the pipe that spawns is read when the child has loaded its main module. Until then a large server
+    would hold its caller up, and where that fails the caller would get a broken pipe in place of the reason.
+    """
+
+    def __init__(self, server: Startable, init_method: str, plan: Plan) -> None:
         self._server = server
-        self._rank = rank
+        self._init_method = init_method
+        self._plan = plan
+        # Open until this process has handed it over.
+        self._file: IO[bytes] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Here and not earlier: queues, pipes and locks of multiprocessing pickle only while a process is being spawned.
-        kind = type(self._server).__qualname__
         try:
-            return bytes, (bytes(ForkingPickler.dumps(self._server)),)
-        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+            data = ForkingPickler.dumps((self._server, self._init_method, self._plan))
+        except Exception as error:
             raise TypeError(
-                f"the server {kind} of rank {self._rank} cannot be pickled ({error}): its class must be at the top of a module, "
-                "and what cannot be pickled must be made in start()"
+                f"the server {type(self._server).__qualname__} of rank {self._plan.rank} cannot be pickled "
+                f"({type(error).__name__}: {text_of(error)}): its class must be at the top of a module, and what cannot be pickled "
+                "must be made in start()"
             ) from error
+        self._file = _nameless()
+        self._file.write(data)
+        self._file.flush()
+        return _Arrived, (DupFd(self._file.fileno()),)
+
+    def close(self) -> None:
+        """It has been handed over, or never will be."""
+        if self._file is not None:
+            self._file.close()
+
+
+class _Arrived:
+    """What a `_Parcel` is in the child."""
+
+    def __init__(self, descriptor: Any) -> None:
+        self._descriptor = descriptor
+
+    def unpack(self) -> tuple[Startable, str, Plan]:
+        with open(self._descriptor.detach(), "rb") as file:
+            file.seek(0)
+            found: tuple[Startable, str, Plan] = pickle.load(file)
+        return found
+
+
+def _nameless() -> IO[bytes]:
+    """A file that goes with its last descriptor; in memory, where the system has that."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("asynccoll-server"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def start_server(
@@ -268,19 +322,24 @@ def start_server(
 
     Raises:
         TypeError: the server is not `Startable`, or cannot be pickled. No process is left.
-        RuntimeError: ``init_method`` is None. ValueError: another argument is wrong; the message names it.
+        RuntimeError: ``init_method`` is None, or this process is a daemon, such as a server.
+        ValueError: another argument is wrong; the message names it.
     """
     if not isinstance(server, Startable):
         raise TypeError(
             f"server={server!r} is not a Startable: derive its class from asynccoll.torch.Startable"
         )
     plan = planned(world_size, server_rank, groups, backend, timeout)
-    refuse_no_method(init_method)
+    where = given_method(init_method)
+    if multiprocessing.current_process().daemon:
+        raise RuntimeError(
+            f"start_server() was called in {multiprocessing.current_process().name!r}, which is a daemon (every server is), and a "
+            "daemon may have no processes of its own: start all servers from a process that is none"
+        )
     name = f"{type(server).__name__}-{plan.rank}" if process_name is None else process_name
     reader, writer = multiprocessing.get_context("spawn").Pipe(duplex=False)
-    process = ServerProcess(
-        target=_serve, name=name, args=(_Parcel(server, plan.rank), init_method, plan, writer), daemon=True
-    )
+    parcel = _Parcel(server, where, plan)
+    process = ServerProcess(target=_serve, name=name, args=(parcel, writer), daemon=True)
     try:
         process.start()
     except BaseException:  # re-raised
@@ -288,6 +347,7 @@ def start_server(
         raise
     finally:
         writer.close()
+        parcel.close()
     process._watch(plan.rank, reader)
     return process
 
@@ -312,7 +372,7 @@ class _Reporter:
         self._say(
             stage=self._stage,
             type=type(error).__qualname__,
-            text=str(error)[:_MAX_TEXT],
+            text=text_of(error)[:_MAX_TEXT],
             traceback="".join(traceback.format_exception(error))[-_MAX_TEXT:],
         )
 
@@ -322,16 +382,14 @@ class _Reporter:
             self._writer.send_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def _serve(
-    parcel: bytes, init_method: str, plan: Plan, writer: multiprocessing.connection.Connection
-) -> None:
+def _serve(parcel: _Arrived, writer: multiprocessing.connection.Connection) -> None:
     """The child's whole life."""
     _tag_logs(multiprocessing.current_process().name)
     threading.Thread(target=_follow_parent, name="asynccoll-parent", daemon=True).start()
     reporter = _Reporter(writer)
     try:
         reporter.enter("unpickle")
-        server: Startable = pickle.loads(parcel)
+        server, init_method, plan = parcel.unpack()
         import torch.distributed as dist
 
         reporter.enter("init_process_group")
@@ -355,9 +413,15 @@ def _follow_parent() -> None:
     By a signal, because torch may be waiting for a peer in native code, for as long as a year.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
+    if parent is None:
+        return
+    # Not by its sentinel alone, which any other process that the parent has forked keeps open.
+    while parent.is_alive() and os.getppid() == parent.pid:
+        parent.join(FOLLOW)
+    os.kill(os.getpid(), signal.SIGTERM)
+    # Whoever handles that signal in Python does so when torch comes back, which may be never.
+    time.sleep(GRACE)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tag_logs(name: str) -> None:

@@ -108,6 +108,19 @@ def test_the_image_is_a_file_of_its_own(capsys, tmp_path):
     assert root.find("{http://www.w3.org/2000/svg}title").text == "asynccoll plan: 13 ranks"
 
 
+def test_the_image_to_standard_output_is_all_there_is(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    names = 'a b=1,<&>"é=2,\N{CJK UNIFIED IDEOGRAPH-65E5}=1'
+    root = ElementTree.fromstring(plan(capsys, "--roles", names, "--machines", "2", "--svg", "-"))
+    assert {'<&>"é', "a b"} <= {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert list(tmp_path.iterdir()) == []  # and above all no file of that name
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="a file that opens and cannot be read")
+def test_a_file_that_fails_in_the_middle_is_said_with_its_name(capsys):
+    assert refused(capsys, "--json", "/proc/self/mem").startswith("asynccoll plan: /proc/self/mem: ")
+
+
 @pytest.mark.parametrize("columns", ["40", "120"])
 def test_it_is_as_wide_as_the_terminal(capsys, monkeypatch, tmp_path, columns):
     monkeypatch.setenv("COLUMNS", columns)
@@ -155,6 +168,8 @@ def test_headings_are_bold_on_a_terminal_only(capsys, monkeypatch, terminal, env
         (["--roles", "a=3", "--topology", LINKS], "the plan has 3 ranks and the topology 8"),
         (["--roles", "a=3", "--svg", "/no/such/directory/a.svg"], "/no/such/directory/a.svg: No such file"),
         (["--roles", "a=3", "--json-out", "/no/such/directory/a"], "/no/such/directory/a: No such file"),
+        (["--roles", "a=3", "--json-out", "-", "--svg", "-"], "--svg and --json-out cannot both write"),
+        (["--roles", "a=3", "--json-out", "a", "--svg", "./a"], "--svg and --json-out cannot both write"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):

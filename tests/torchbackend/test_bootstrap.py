@@ -1,5 +1,6 @@
 """`bootstrap`: torch's groups over a mesh, in real processes, and what becomes of them when a rank does not go along."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 import asynccoll
 import asynccoll.torch
 from asynccoll.testing import local_world
+from asynccoll.torch import bootstrapper
 from asynccoll.torch.bootstrapper import _own_address
 
 from . import forking, turning
@@ -335,6 +337,96 @@ async def test_a_world_of_one():
             assert torch.distributed.get_world_size(group) == 1
         finally:
             torch.distributed.destroy_process_group()
+
+
+async def test_an_opening_waits_for_one_that_failed_to_come_back_from_torch(monkeypatch):
+    monkeypatch.setattr(bootstrapper, "LOOK", 0.001)
+    opening = bootstrapper._Opening
+    async with asynccoll.connect(rank=0, world_size=1) as comm:
+        assert opening.lock.acquire(blocking=False)
+        try:
+            with pytest.raises(asynccoll.AlreadyInitialized, match="one at a time"):
+                await asynccoll.torch.bootstrap(comm)  # one that is wanted
+            monkeypatch.setattr(opening, "abandoned", True)
+            waiting = asyncio.create_task(asynccoll.torch.bootstrap(comm))
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            monkeypatch.setattr(bootstrapper, "COMEBACK", -1.0)
+            with pytest.raises(asynccoll.AlreadyInitialized, match="has not come back from torch"):
+                await asynccoll.torch.bootstrap(comm)
+        finally:
+            opening.lock.release()
+        await waiting
+        assert not opening.abandoned
+        torch.distributed.destroy_process_group()
+
+
+async def test_a_cancel_in_the_very_last_step_leaves_no_group(monkeypatch):
+    closing, close = asyncio.Event(), asynccoll.Communicator.close
+
+    async def slow(self):
+        if "bootstrap" in self.name and not closing.is_set():
+            closing.set()
+            await asyncio.get_running_loop().create_future()
+        await close(self)
+
+    async with asynccoll.connect(rank=0, world_size=1) as comm:
+        monkeypatch.setattr(asynccoll.Communicator, "close", slow)
+        task = asyncio.create_task(asynccoll.torch.bootstrap(comm, [[0]]))
+        await closing.wait()
+        assert torch.distributed.is_initialized()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not torch.distributed.is_initialized()
+
+
+@pytest.fixture
+async def three():
+    """A bootstrap on rank 0 of three, before its first step; the groups of the others; and what the alarm of one of them says."""
+    async with local_world(3) as comms:
+        groups = [comm.new_group(range(3)) for comm in comms]
+        yield (
+            bootstrapper._Bootstrap(comms[0], groups[0]),
+            groups[1:],
+            dict(kind="failed", type="OSError", text="no such device", traceback="here"),
+        )
+
+
+class TestWhoLeaves:
+    """Who leaves without an alarm has heard of a failure before this rank has; here the news is late on purpose."""
+
+    async def test_the_work_of_the_others_goes_on(self, three):
+        bootstrap, (_, gone), _ = three
+        work = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(bootstrap._unless_alarmed(work))
+        await gone.close()
+        await asyncio.wait([bootstrap._alarms[1]])
+        await asyncio.sleep(0)
+        work.set_result("the same on every rank")
+        assert await waiting == "the same on every rank"
+
+    async def test_the_cause_may_still_arrive(self, three):
+        bootstrap, (cause, gone), alarm = three
+        work = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(bootstrap._unless_alarmed(work, 60))
+        await gone.close()
+        await asyncio.wait([bootstrap._alarms[1]])
+        await cause.send(alarm, 0, bootstrapper._TAG)
+        with pytest.raises(asynccoll.RemoteError, match="no such device") as caught:
+            await waiting
+        assert caught.value.origin == 1
+        assert work.cancelled()
+
+    async def test_and_if_it_does_not_the_one_who_left_is_named(self, three):
+        bootstrap, (_, gone), _ = three
+        work = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(bootstrap._unless_alarmed(work, 0.01))
+        await gone.close()
+        with pytest.raises(asynccoll.CommunicatorClosed) as caught:
+            await waiting
+        assert caught.value.origin == 2
 
 
 async def test_it_takes_a_communicator_of_this_loop():

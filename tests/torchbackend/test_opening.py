@@ -40,6 +40,7 @@ REFUSED = [
     ("too few times", dict(groups=[[0], [1]], timeout=[1, 2]), ["timeout=[1, 2]", "2 entries", "1 + 2"]),
     ("no backend", dict(backend=""), ["backend=''"]),
     ("backend of another kind", dict(backend=None), ["backend=None"]),
+    ("unknown backend", dict(backend="gluu"), ["backend='gluu'", "there is: gloo"]),
 ]
 
 

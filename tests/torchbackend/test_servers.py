@@ -8,17 +8,25 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
-from multiprocessing.context import SpawnProcess
+from datetime import timedelta
+from multiprocessing.context import SpawnProcess, set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import asynccoll
 from asynccoll.torch import ServerFailed, ServerProcess, Startable, start_server
-from asynccoll.torch.servers import _MAX_TEXT, _Reporter, _tag_logs
+from asynccoll.torch import servers as module
+from asynccoll.torch.opening import planned
+from asynccoll.torch.servers import _MAX_TEXT, _Parcel, _Reporter, _tag_logs
 
 pytestmark = pytest.mark.torch
 
@@ -197,6 +205,45 @@ class TestRefusals:
             assert fragment in str(caught.value)
         assert multiprocessing.active_children() == before
 
+    @pytest.mark.parametrize(
+        ("kept", "fragment"),
+        [
+            (
+                torch.ones(1, requires_grad=True) * 2,
+                "RuntimeError: ",
+            ),  # torch's word for a tensor that is no leaf
+            (threading.Lock(), "TypeError: "),
+        ],
+        ids=["tensor", "lock"],
+    )
+    def test_whatever_pickling_raises_says_which_server_it_is(self, kept, fragment):
+        with pytest.raises(TypeError) as caught:
+            start_server(Serving("returns", kept), "file:///nowhere", 2, 1, [])
+        assert "the server Serving of rank 1 cannot be pickled" in str(caught.value)
+        assert fragment in str(caught.value)
+
+    def test_a_daemon_has_no_servers(self, monkeypatch):
+        monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+        with pytest.raises(RuntimeError, match="'MainProcess', which is a daemon"):
+            start_server(Serving("returns"), "file:///nowhere", 2, 1, [])
+
+    @pytest.mark.parametrize(
+        ("timeout", "error"),
+        [
+            (-1, ValueError),
+            (float("nan"), ValueError),
+            (timedelta(seconds=-1), ValueError),
+            ("5", TypeError),
+            (True, TypeError),
+            ([], TypeError),
+        ],
+        ids=repr,
+    )
+    def test_what_is_no_time_to_wait(self, timeout, error):
+        with pytest.raises(error, match="is not a number of seconds") as caught:
+            ServerProcess(target=print).wait_ready(timeout)
+        assert f"timeout={timeout!r}" in str(caught.value)
+
     def test_what_is_no_server(self):
         with pytest.raises(TypeError, match="is not a Startable"):
             start_server(object(), "file:///nowhere", 2, 1, [])
@@ -226,6 +273,81 @@ def test_a_report_fits_into_a_pipe_that_nobody_reads():
         reporter.failed(
             ValueError("\U0001f600" * 10 * _MAX_TEXT + "\udcff")
         )  # BlockingIOError if it does not
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise LookupError("no words")
+
+
+def test_an_error_without_words_is_reported_all_the_same():
+    process = ServerProcess(target=print)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    with writer:
+        process._watch(3, reader)
+        reporter = _Reporter(writer)
+        reporter.enter("start")
+        reporter.failed(Mute())
+        assert process.ready
+        failure = process._failed(1)
+        assert failure.type_name == "Mute"
+        assert "its __str__ raised LookupError" in str(failure)
+
+
+def test_the_end_of_its_pipe_is_no_trouble_for_another_thread_that_waits_for_it():
+    process = ServerProcess(target=print)
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    process._watch(0, reader)
+    writer.close()
+    assert not process.ready
+    assert process._reader is None
+    assert multiprocessing.connection.wait([reader], 0) == [
+        reader
+    ]  # OSError, were it closed under their hands
+    reader.close()
+
+
+class Descriptor:
+    """Of a file, on its way to a child that is this process itself."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def detach(self):
+        return self.number
+
+
+def test_a_large_server_and_many_groups_do_not_go_through_the_pipe_that_spawns():
+    """It holds 64 KiB, pipe(7); what is more waits for the child to load its main module, and so would the caller."""
+    server, plan = Serving("returns", b"x" * 1_000_000), planned(1000, 3, [range(1000)] * 100, "gloo", None)
+    set_spawning_popen(SimpleNamespace(duplicate_for_child=os.dup, DupFd=Descriptor))
+    parcel = _Parcel(server, "env://", plan)
+    try:
+        data = bytes(ForkingPickler.dumps(parcel))
+    finally:
+        set_spawning_popen(None)
+        parcel.close()
+    assert len(data) < 1000
+    again, method, same = pickle.loads(data).unpack()
+    assert (again.told, again.saying, method, same) == ("returns", server.saying, "env://", plan)
+
+
+@pytest.mark.parametrize(("sentinel", "parent"), [(False, 7), (True, 1)], ids=["ended", "adopted"])
+def test_a_server_without_a_parent_ends_itself_and_if_it_must_by_force(monkeypatch, sentinel, parent):
+    joined, done = [], []
+
+    def join(limit):
+        joined.append(limit)
+        assert len(joined) < 3, "it waits forever"
+
+    father = SimpleNamespace(pid=7, is_alive=lambda: sentinel if joined else True, join=join)
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: father)
+    monkeypatch.setattr(module.os, "getppid", lambda: parent if joined else 7)
+    monkeypatch.setattr(module.os, "kill", lambda pid, number: done.append((pid, number)))
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: done.append(seconds))
+    module._follow_parent()
+    assert joined == [module.FOLLOW]
+    assert done == [(os.getpid(), signal.SIGTERM), module.GRACE, (os.getpid(), signal.SIGKILL)]
 
 
 def test_p7_handlers_that_are_there_are_tagged(capsys):
