@@ -172,6 +172,14 @@ class LoopThread:
         if cancelled is not None:
             raise cancelled
 
+    def leave(self) -> None:
+        """Cancel what runs in the loop, wait until it has ended, and `stop`: for a caller who has given up what it waited for."""
+        if self.alive and not self._leaving and not self.inside():
+            self._leaving = True
+            self.run(self._leave())
+            self._thread.join(timeout=_JOIN_SECONDS)
+        self.stop()
+
     async def _leave(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:

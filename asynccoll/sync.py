@@ -292,8 +292,7 @@ def open_with(connect: Callable[[], Awaitable[Communicator]]) -> SyncCommunicato
     try:
         return SyncCommunicator(result_of(opening), thread)
     except BaseException:  # re-raised: whatever ends the wait, Ctrl-C too, no thread may be left behind
-        opening.cancel()
-        thread.stop()
+        thread.leave()
         raise
 
 

@@ -706,6 +706,34 @@ class TestOpening:
         assert len(opened) == 1
         assert opened[0].closed
 
+    @pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])
+    def test_what_an_interrupted_opening_runs_has_ended_when_it_raises(self, monkeypatch, ends):
+        """Else its tasks would be destroyed pending, which Python prints at exit."""
+        begun, ended = threading.Event(), []
+
+        async def lasting(name):
+            if name == "b":  # the second
+                begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)  # as a socket that is closed in the next turn
+                ended.append(name)
+
+        async def connect():
+            await asyncio.wait([asyncio.create_task(lasting(name)) for name in ("a", "b")])
+
+        def interrupted(future):
+            begun.wait(10)
+            raise ends
+
+        monkeypatch.setattr(ac, "result_of", interrupted)
+        before = threading.active_count()
+        with pytest.raises(ends):
+            ac.open_with(connect)
+        assert sorted(ended) == ["a", "b"]
+        assert threading.active_count() == before
+
 
 class TestClosing:
     def test_the_context_manager_closes(self):

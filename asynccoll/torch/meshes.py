@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import time
 from typing import Any, Final
 
 from asynccoll import world
@@ -21,6 +22,8 @@ __all__ = ["open_by_store"]
 _ADDRESS: Final = "asynccoll/address"
 _HOST: Final = "asynccoll/host/"
 _BACKLOG: Final = 4096
+_PAUSES: Final = 0.001, 0.05
+"""Seconds between two questions to the store: at first, and after a while."""
 
 
 def open_by_store(store: Any, rank: int, size: int, timeout: float | None) -> SyncCommunicator:
@@ -62,27 +65,50 @@ def _open(placement: Placement, timeout: float | None) -> SyncCommunicator:
     return open_with(lambda: world.connect_at(placement, timeout=timeout, init_timeout=forming))
 
 
+def _wait_for(store: Any, keys: list[str]) -> None:
+    """Wait until all ``keys`` are set; TimeoutError after the store's own limit. By asking: in a wait of torch's Ctrl-C is not
+    heard before its end.
+    """
+    deadline = time.monotonic() + store.timeout.total_seconds()
+    pause = _PAUSES[0]
+    while not store.check(keys):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing within {store.timeout.total_seconds():g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSES[1])
+
+
 def _read(store: Any) -> tuple[str, int, bytes]:
     try:
+        _wait_for(store, [_ADDRESS])
         secret, port, host = store.get(_ADDRESS).decode().split(" ")
-    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+    except TimeoutError as error:
         raise RendezvousError(
             f"rank 0 has not published its address in the store of this process group ({error}): look at the output of rank 0",
             missing=[0],
         ) from error
+    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+        raise RendezvousError(f"{_gone(error)}, before rank 0's address was read from it") from error
     return host, int(port), bytes.fromhex(secret)
+
+
+def _gone(error: RuntimeError) -> str:
+    return f"the store of this process group is gone ({error}): look at the output of the process that holds it, rank 0 as a rule"
 
 
 def _own_address(store: Any, rank_count: int) -> str:
     """Where rank 0 listens: on loopback if that does for everybody."""
+    keys = {rank: f"{_HOST}{rank}" for rank in range(1, rank_count)}
     try:
-        hosts = {store.get(f"{_HOST}{rank}") for rank in range(1, rank_count)}
-    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
-        absent = [rank for rank in range(1, rank_count) if not store.check([f"{_HOST}{rank}"])]
+        _wait_for(store, list(keys.values()))
+        hosts = {store.get(key) for key in keys.values()}
+    except TimeoutError as error:
+        absent = [rank for rank, key in keys.items() if not store.check([key])]
         raise RendezvousError(
-            f"{name_ranks(absent) if absent else 'the store'} did not come in time ({error}): look at their output",
-            missing=absent,
+            f"{name_ranks(absent)} did not come in time ({error}): look at their output", missing=absent
         ) from error
+    except RuntimeError as error:  # torch's DistStoreError and DistNetworkError
+        raise RendezvousError(f"{_gone(error)}, before all ranks had come") from error
     if hosts == {host_identity().encode()}:
         return "127.0.0.1"
     interface = os.environ.get("ASYNCCOLL_SOCKET_IFNAME")

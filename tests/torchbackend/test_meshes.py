@@ -1,6 +1,9 @@
 """How the ranks of a process group find each other: what rank 0 publishes, and where it listens. Stores in memory."""
 
 import concurrent.futures
+import os
+import signal
+import threading
 from datetime import timedelta
 
 import pytest
@@ -53,6 +56,37 @@ def test_so_is_rank_0():
     with pytest.raises(RendezvousError, match="rank 0 has not published") as caught:
         meshes.open_by_store(store, 1, 2, LIMIT)
     assert caught.value.missing == {0}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_is_heard_while_ranks_are_waited_for(rank):
+    """And not when the store's limit is over, which is half an hour by default."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(hours=1))
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        meshes.open_by_store(store, rank, 2, LIMIT)
+    interrupt.join()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_whose_host_died_is_no_rank_that_did_not_come(rank):
+    class Gone:
+        timeout = timedelta(seconds=LIMIT)
+
+        def set(self, *_):
+            pass
+
+        def check(self, _):
+            raise dist.DistNetworkError("Connection reset by peer")
+
+    with pytest.raises(
+        RendezvousError, match=r"the store of this process group is gone .Connection reset"
+    ) as caught:
+        meshes.open_by_store(Gone(), rank, 2, LIMIT)
+    assert caught.value.missing == frozenset()
 
 
 class TestWhereRank0Listens:
