@@ -417,6 +417,25 @@ class TestDefects:
         assert engine.pending() == [other]
         assert engine.losses.out == {}
 
+    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+    def test_what_came_behind_it_in_one_read_is_not_left_for_the_next(self, error):
+        """No more may come: the peer waits for this rank."""
+
+        def raises(at, piece):
+            raise error
+
+        wires = alone()
+        other = wires.start(0)
+        wires.start(0, FoldBytes(1, 1, raises))
+        engine = wires.engines[0]
+        read = start_record(1) + data(1, b"x") + start_record(0)
+        engine.receive_into(1)[: len(read)] = read
+        with pytest.raises(type(error)):
+            engine.received(1, len(read), 0.0)
+        wires.collect(0)
+        assert other in wires.ended[0]
+        assert other.error is None
+
     def test_the_driver_is_told_to_read_no_more_from_a_peer_that_was_given_up(self):
         wires = alone()
         engine = wires.engines[0]

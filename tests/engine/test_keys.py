@@ -292,6 +292,21 @@ class TestRefusal:
         assert isinstance(wires.results(0)[0], ValueError)
         assert_in_step(wires, "a")
 
+    @pytest.mark.parametrize("origin", [0, 1, 2])
+    def test_who_waits_hears_of_it_though_another_has_not_called(self, origin):
+        """It would wait for ever otherwise: that one may be about to wait for it."""
+        wires = Wires(3)
+        waits = (origin + 1) % 3
+        waiting(wires, waits)
+        wires.settle()
+        wires.refuse(origin, ValueError("no"), key="a")
+        wires.settle()
+        (error,) = wires.results(waits)
+        assert (error.origin, error.type_name) == (origin, "ValueError")
+        wires.refuse((origin + 2) % 3, ValueError("me too"), key="a")
+        wires.settle()
+        assert_in_step(wires, "a")
+
     def test_it_may_be_of_a_use_that_has_ended(self):
         wires = Wires(3)
         wires.cancel(1, waiting(wires, 1))

@@ -105,6 +105,15 @@ class TestGrants:
         sent = wires.take(0, 1)
         assert [(f.kind, f.flags, len(f.payload)) for f in sent[1:]] == [(wire.DATA, 0, 100_000)]
 
+    @pytest.mark.parametrize("nbytes", [4, 5])
+    def test_small_data_within_a_grant_or_to_its_end_is_copied_at_the_call(self, nbytes):
+        wires = alone()
+        wires.feed(0, 1, wire.ready_frame(0, 0, 5))
+        memory = bytearray(b"a" * nbytes)
+        wires.start(0, send(1, memory))
+        memory[:] = b"b" * nbytes  # the program's own again
+        assert [f.payload for f in wires.take(0, 1) if f.kind == wire.DATA] == [b"a" * nbytes]
+
     def test_a_grant_lets_a_parked_stream_go_on(self):
         wires = alone()
         wires.start(0, send(1, bytes(100_000)))

@@ -4,7 +4,7 @@ import pytest
 from wires import Wires, operation, recv
 
 from asynccoll.engine.transfers import DRAIN, PAUSE, SLICE, SendBytes, copied, recv_message, send_message
-from asynccoll.errors import ProtocolError
+from asynccoll.errors import ProtocolError, RemoteError
 
 
 def copy(lengths):
@@ -63,6 +63,17 @@ class TestPauses:
         memory.append(0)
         wires.resume(0)
         assert not wires.engines[0].paused
+
+    def test_an_error_behind_a_pause_tells_the_time_since_the_call(self):
+        def fails():
+            yield PAUSE
+            raise RemoteError(1, "ValueError", "no")
+
+        wires = Wires(1)
+        op = wires.start(0, program=fails())
+        wires.now = 2.5
+        wires.resume(0)
+        assert op.error.elapsed == 2.5
 
     def test_bytes_that_come_meanwhile_are_kept(self):
         wires = Wires(2)

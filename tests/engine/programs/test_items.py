@@ -191,13 +191,13 @@ class TestAllgather:
 
 
 class TestGather:
-    def run(self, payloads, root, shuffled=None):
+    def run(self, payloads, root, shuffled=None, **options):
         size = len(payloads)
         wires, codec = Wires(size), Keep()
         sent = [item(rank, nbytes) for rank, nbytes in enumerate(payloads)]
         for rank in range(size):
             given = codec if rank == root else None
-            wires.start(rank, program=items.gather(sent[rank], given, rank, size, root))
+            wires.start(rank, program=items.gather(sent[rank], given, rank, size, root, **options))
         if shuffled is None:
             wires.settle()
         else:
@@ -221,6 +221,20 @@ class TestGather:
         rng = random.Random(size)
         for root in range(size):
             self.run([rng.choice(SIZES) for _ in range(size)], root)
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13])
+    def test_of_objects_no_rank_has_an_end_before_the_root_has_its_values(self, size):
+        """Whether they can be rebuilt shows only there, and is raised everywhere."""
+        for root in range(size):
+            self.run([100] * size, root, objects=True)
+            wires = Wires(size)
+            for rank in range(size):
+                if rank != root:
+                    wires.start(
+                        rank, program=items.gather(item(rank, 9), None, rank, size, root, objects=True)
+                    )
+            wires.settle()
+            assert not any(wires.ended.values())
 
     @pytest.mark.parametrize("seed", range(3))
     def test_random_reads_and_writes_make_no_difference(self, seed):
