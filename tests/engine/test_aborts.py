@@ -10,7 +10,7 @@ from wires import KIB, OTHER, Wires, frame, operation, recv, send
 
 from asynccoll.engine import wire
 from asynccoll.engine.aborts import Disagrees, FoldFailed, refusal
-from asynccoll.engine.fingerprint import Fingerprint
+from asynccoll.engine.fingerprint import Fingerprint, digests
 from asynccoll.engine.transfers import FoldBytes
 from asynccoll.errors import (
     CollectiveCancelled,
@@ -361,6 +361,14 @@ class TestRefuse:
 
 
 class TestMismatch:
+    def test_who_differs_from_one_that_has_left_waits_for_no_answer(self):
+        wires = Wires(2, [0])
+        wires.feed(0, 1, frame(wire.DATA, 0, b"x", flags=wire.EAGER, tag=digests(OTHER).tag))
+        behind_it = {"cause": "closed", "next": {0: 1}}
+        wires.feed(0, 1, wire.goodbye_frame(0, behind_it))
+        waiting(wires, 0)
+        assert isinstance(error_of(wires, 0), CollectiveMismatch)
+
     def test_memory_is_free_before_the_answers_are_in(self):
         wires = Wires(2)
         memory = bytearray(BULK)
