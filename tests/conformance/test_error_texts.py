@@ -153,14 +153,17 @@ async def test_the_message_names_everything(world, fault):
     async with world(3) as comms:
         group = await grouped(comms)
         options = {"key": "a"} if "key" in facts else {}
-        for rank, error in enumerate(await provoke(group, **options)):
+        errors = await provoke(group, **options)
+        for rank, error in enumerate(errors):
             assert type(error) is kind, error
             assert re.fullmatch(text.format(rank=rank), str(error), re.DOTALL), str(error)
             for name, value in facts.items():
                 found = getattr(error, name)
                 assert (dict(found) if isinstance(value, dict) else found) == value, (name, found)
             assert (error.group, error.rank) == ("trainers", rank)
-            assert error.elapsed >= (LIMIT if "late" in fault else 0.0) - 0.01
+            assert error.elapsed >= 0.0
+        # The limit of who called first ends it for those that called a little later, too.
+        assert max(error.elapsed for error in errors) >= (LIMIT if "late" in fault else 0.0) - 0.01
 
 
 @pytest.mark.fixed_size("the texts name ranks of three")
