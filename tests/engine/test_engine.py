@@ -400,38 +400,39 @@ class TestDefects:
         assert wires.engines[0].take_events() == []
         assert "no 9 bytes" in wires.start(0).error.reason
 
-    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-    def test_what_a_reduce_function_means_for_the_process_is_no_failure_of_the_engine(self, error):
-        def raises(at, piece):
-            raise error
+    @pytest.fixture(params=[SystemExit(3), KeyboardInterrupt()], ids=["sys.exit", "Ctrl-C"])
+    def leaving(self, request):
+        """``leaving(behind)``: rank 0 reads a frame whose reduce function raises what ends a process, and bytes behind it.
 
-        wires = alone()
-        other = wires.start(0)
-        wires.start(0, FoldBytes(1, 1, raises))
+        Gives the ranks, an operation that waits beside it, and the exception that came out of the engine.
+        """
+
+        def read(behind=b""):
+            def raises(at, piece):
+                raise request.param
+
+            wires = alone()
+            other = wires.start(0)
+            wires.start(0, FoldBytes(1, 1, raises))
+            engine = wires.engines[0]
+            data_in = start_record(1) + data(1, b"x") + behind
+            engine.receive_into(1)[: len(data_in)] = data_in
+            with pytest.raises(type(request.param)) as caught:
+                engine.received(1, len(data_in), 0.0)
+            return wires, other, caught.value
+
+        return read
+
+    def test_what_a_reduce_function_means_for_the_process_is_no_failure_of_the_engine(self, leaving):
+        wires, other, error = leaving()
         engine = wires.engines[0]
-        frame_of_it = start_record(1) + data(1, b"x")
-        engine.receive_into(1)[: len(frame_of_it)] = frame_of_it
-        with pytest.raises(type(error)) as caught:
-            engine.received(1, len(frame_of_it), 0.0)
-        engine.failed(caught.value, 0.0)
+        engine.failed(error, 0.0)
         assert engine.pending() == [other]
         assert engine.losses.out == {}
 
-    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-    def test_what_came_behind_it_in_one_read_is_not_left_for_the_next(self, error):
+    def test_what_came_behind_it_in_one_read_is_not_left_for_the_next(self, leaving):
         """No more may come: the peer waits for this rank."""
-
-        def raises(at, piece):
-            raise error
-
-        wires = alone()
-        other = wires.start(0)
-        wires.start(0, FoldBytes(1, 1, raises))
-        engine = wires.engines[0]
-        read = start_record(1) + data(1, b"x") + start_record(0)
-        engine.receive_into(1)[: len(read)] = read
-        with pytest.raises(type(error)):
-            engine.received(1, len(read), 0.0)
+        wires, other, _ = leaving(start_record(0))
         wires.collect(0)
         assert other in wires.ended[0]
         assert other.error is None

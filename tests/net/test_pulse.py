@@ -293,9 +293,8 @@ class TestThread:
     def test_a_process_that_did_not_run_counts_anew(self, watched):
         watch, said, far = watched(timeout=0.5)
         with pulse._thread.lock:
-            time.sleep(
-                1.2
-            )  # the thread does not get its lock back for long: what a stop of the process looks like from inside
+            # The thread does not get its lock back for long: what a stop of the process looks like from inside.
+            time.sleep(1.2)
             far[1].send(b".")
         assert received(far[1])
         for _ in range(10):
